@@ -1,0 +1,27 @@
+"""Configuration: its schema, and how a file and options become one."""
+
+from epd.config.load import build, load_coordinator, load_deployment
+from epd.config.schema import (
+    CoordinatorConfig,
+    DeploymentConfig,
+    LeaseConfig,
+    MediaConfig,
+    PoolConfig,
+    PoolsConfig,
+    RequestConfig,
+    WorkerConfig,
+)
+
+__all__ = [
+    "CoordinatorConfig",
+    "DeploymentConfig",
+    "LeaseConfig",
+    "MediaConfig",
+    "PoolConfig",
+    "PoolsConfig",
+    "RequestConfig",
+    "WorkerConfig",
+    "build",
+    "load_coordinator",
+    "load_deployment",
+]

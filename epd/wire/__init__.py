@@ -1,0 +1,49 @@
+"""The wire contract: every JSON message between coordinator, workers and clients.
+
+Names and fields follow the HTTP API of SGLang 0.5.23's own servers where SGLang has them, so that
+one code path drives every engine; EPD's additions are optional fields beside them.
+"""
+
+from epd.wire.chat import ChatRequest, ImagePart, Message, TextPart, parse_chat_request
+from epd.wire.handoff import (
+    EncodeRequest,
+    EncodeResponse,
+    KVLayout,
+    MetadataRequest,
+    MetadataResponse,
+    RoomDescriptor,
+    RoomSendRequest,
+    SendRequest,
+    SendResponse,
+)
+from epd.wire.workers import (
+    ImageBudget,
+    LeaseGrant,
+    Load,
+    ModelCard,
+    Span,
+    WorkerReport,
+)
+
+__all__ = [
+    "ChatRequest",
+    "EncodeRequest",
+    "EncodeResponse",
+    "ImageBudget",
+    "ImagePart",
+    "KVLayout",
+    "LeaseGrant",
+    "Load",
+    "Message",
+    "MetadataRequest",
+    "MetadataResponse",
+    "ModelCard",
+    "RoomDescriptor",
+    "RoomSendRequest",
+    "SendRequest",
+    "SendResponse",
+    "Span",
+    "TextPart",
+    "WorkerReport",
+    "parse_chat_request",
+]
