@@ -4,7 +4,8 @@
     ├── BadRequestError           400  the client's request is wrong; names the field
     │   ├── UnknownModelError     404
     │   ├── MediaError            400  an image that cannot be fetched or read
-    │   └── ContextLengthError    400  the prompt is longer than the model's context
+    │   ├── ContextLengthError    400  the prompt is longer than the model's context
+    │   └── TooLargeError         413  the request body is over the limit
     ├── AuthenticationError       401  no or wrong key
     ├── OverloadedError           503  no room now; retry later
     ├── NoWorkerError             503  a stage has no live worker
@@ -84,6 +85,11 @@ class MediaError(BadRequestError):
 
 class ContextLengthError(BadRequestError):
     code = "context_length_exceeded"
+
+
+class TooLargeError(BadRequestError):
+    status = 413
+    code = "request_too_large"
 
 
 class AuthenticationError(EPDError):

@@ -16,6 +16,7 @@ from epd.wire.handoff import (
     SendRequest,
     SendResponse,
 )
+from epd.wire.parsing import load_json, parse
 from epd.wire.workers import (
     ImageBudget,
     LeaseGrant,
@@ -45,5 +46,7 @@ __all__ = [
     "Span",
     "TextPart",
     "WorkerReport",
+    "load_json",
+    "parse",
     "parse_chat_request",
 ]

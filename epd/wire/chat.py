@@ -32,19 +32,17 @@ class ImagePart(_Open):
     image_url: ImageURL
 
 
-def _part_type(value: Any) -> str:
+def _part_tag(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if isinstance(kind, str):
-        return kind
-    raise ValueError('each content part needs a "type": "text" or "image_url"')
+    return f"part:{kind}" if isinstance(kind, str) else None
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image_url")],
+    Annotated[TextPart, Tag("part:text")] | Annotated[ImagePart, Tag("part:image_url")],
     Discriminator(
-        _part_type,
+        _part_tag,
         custom_error_type="unknown_part",
-        custom_error_message='a content part\'s "type" must be "text" or "image_url"',
+        custom_error_message='each content part needs a "type": "text" or "image_url"',
     ),
 ]
 
@@ -97,7 +95,9 @@ class ChatRequest(_Open):
     def _contents_present(cls, messages: list[Message]) -> list[Message]:
         for index, message in enumerate(messages):
             if message.content is None and message.role not in ("assistant", "tool"):
-                raise ValueError(f"messages[{index}].content is missing")
+                raise BadRequestError(
+                    f"messages[{index}].content is missing", param=f"messages[{index}].content"
+                )
         return messages
 
     @field_validator("stop")
@@ -136,13 +136,16 @@ COORDINATOR_FIELDS = frozenset(
 another request's and crash or read it (sglang#39428, #40125)."""
 
 
-def parse_chat_request(body: bytes) -> ChatRequest:
-    """Parse and validate a chat request.
+def parse_chat_request(document: dict[str, Any]) -> ChatRequest:
+    """Validate a chat request.
+
+    Args:
+        document: the decoded JSON body (see `load_json`).
 
     Raises:
         BadRequestError: naming the field at fault.
     """
-    request = parse(ChatRequest, body)
+    request = parse(ChatRequest, document)
     if request.max_tokens and request.max_completion_tokens not in (None, request.max_tokens):
         raise BadRequestError(
             "max_tokens and max_completion_tokens disagree: send only one",

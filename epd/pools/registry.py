@@ -1,0 +1,195 @@
+"""The registry of workers: soft state, learned from their reports and kept under leases.
+
+It owns which workers exist and in what state. It starts no processes and sends no requests: the
+coordinator's HTTP layer feeds it reports, the dispatcher asks it for ready workers and tells it
+about refused connections. A restarted coordinator is whole again after one heartbeat of each
+worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from epd.clock import Clock
+from epd.errors import BadRequestError, NoWorkerError, UnknownModelError
+from epd.pools.routing import Candidate
+from epd.types import Stage, WorkerId, WorkerState
+from epd.wire import ModelCard, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+_FORGET_AFTER_S = 600.0
+
+
+class Worker:
+    """One life of one worker process: a worker id and an epoch."""
+
+    def __init__(self, report: WorkerReport, now_s: float) -> None:
+        self.report = report
+        self.state = report.state
+        self.seen_s = now_s
+        self.lost = asyncio.Event()
+        """Set once this life is over; whoever waits on the worker stops waiting."""
+        self.num_in_flight = 0
+        """Requests this coordinator has given the worker and not seen end."""
+        self.tokens_in_flight = 0
+        self.num_placed = 0
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return WorkerId(self.report.worker_id)
+
+    @property
+    def stage(self) -> Stage:
+        return self.report.stage
+
+    @property
+    def url(self) -> str:
+        return self.report.url
+
+    def __str__(self) -> str:
+        return f"{self.stage} worker {self.worker_id}"
+
+    @property
+    def candidate(self) -> Candidate:
+        """The snapshot a routing policy decides on."""
+        return Candidate(self.worker_id, self.tokens_in_flight, self.num_in_flight, self.num_placed)
+
+    @contextmanager
+    def carrying(self, tokens: int) -> Generator[None]:
+        """Count a request of `tokens` tokens as in flight here while the block runs."""
+        self.num_in_flight += 1
+        self.num_placed += 1
+        self.tokens_in_flight += tokens
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+            self.tokens_in_flight -= tokens
+
+
+class Registry:
+    """All workers known to this coordinator, by id."""
+
+    def __init__(self, clock: Clock, *, lease_s: float) -> None:
+        self._clock = clock
+        self._lease_s = lease_s
+        self._workers: dict[WorkerId, Worker] = {}
+
+    def report(self, report: WorkerReport) -> None:
+        """Take a worker's report: a registration, a heartbeat, or a farewell (state gone).
+
+        Raises:
+            BadRequestError: the report is of an older life of the worker than the known one.
+        """
+        now_s = self._clock.monotonic()
+        worker_id = WorkerId(report.worker_id)
+        known = self._workers.get(worker_id)
+        if known is not None and report.epoch < known.report.epoch:
+            raise BadRequestError(
+                f"worker_id {worker_id} is taken by a worker that started later: "
+                "give each worker its own --worker-id",
+                param="epoch",
+            )
+        if known is not None and (report.epoch > known.report.epoch or known.lost.is_set()):
+            # Whatever ran on the earlier life, or before the lease lapsed, has been failed.
+            self._end(known, WorkerState.LOST)
+            known = None
+        if known is None:
+            if report.state is WorkerState.GONE:
+                self._workers.pop(worker_id, None)
+                return
+            known = self._workers[worker_id] = Worker(report, now_s)
+            self._log(known, f"{known} joined ({report.engine}, {report.url})")
+        known.seen_s = now_s
+        known.report = report
+        if known.state is not report.state:
+            self._log(known, f"{known}: {known.state} → {report.state}")
+        known.state = report.state
+        if report.state is WorkerState.GONE:
+            self._end(known, WorkerState.GONE)
+            del self._workers[worker_id]
+
+    def suspect(self, worker: Worker) -> None:
+        """A connection to the worker was refused or broke: no new work until it reports again."""
+        if worker.state in (WorkerState.READY, WorkerState.STARTING):
+            worker.state = WorkerState.SUSPECT
+            self._log(worker, f"{worker} is suspect: a connection to it failed")
+
+    def expire(self) -> None:
+        """Declare workers lost whose lease has lapsed; called at least once a heartbeat."""
+        now_s = self._clock.monotonic()
+        for worker_id, worker in list(self._workers.items()):
+            silence_s = now_s - worker.seen_s
+            if silence_s > self._lease_s and not worker.lost.is_set():
+                self._log(worker, f"{worker} is lost: silent for {silence_s:.1f} s")
+                self._end(worker, WorkerState.LOST)
+            if silence_s > _FORGET_AFTER_S:
+                del self._workers[worker_id]
+
+    def close(self) -> None:
+        """End every worker's life, so that nothing waits on one any more."""
+        for worker in self._workers.values():
+            worker.lost.set()
+
+    def all(self) -> list[Worker]:
+        """Every known worker, the lost ones too, by stage and id."""
+        order = list(Stage)
+        return sorted(self._workers.values(), key=lambda w: (order.index(w.stage), w.worker_id))
+
+    def ready(self, stage: Stage, model_id: str) -> list[Worker]:
+        """The workers of `stage` that may be given work for `model_id`.
+
+        Raises:
+            NoWorkerError: there is none; the message names the stage.
+        """
+        self.expire()
+        found = [
+            worker
+            for worker in self._workers.values()
+            if worker.stage is stage
+            and worker.state is WorkerState.READY
+            and worker.report.model.model_id == model_id
+        ]
+        if not found:
+            raise NoWorkerError(
+                f"no {stage} worker is ready for model {model_id!r}; retry when one is back",
+                retry_after_s=max(1.0, self._lease_s / 2),
+            )
+        return found
+
+    def model(self, model_id: str) -> ModelCard:
+        """The card of a served model.
+
+        Raises:
+            UnknownModelError: workers are known, but none of them serves it.
+            NoWorkerError: no worker is known at all, so nothing can be said about models.
+        """
+        cards = {worker.report.model.model_id: worker.report.model for worker in self.all()}
+        if model_id in cards:
+            return cards[model_id]
+        if not cards:
+            raise NoWorkerError(
+                "no encode, prefill or decode worker has registered yet; retry when they are up",
+                retry_after_s=max(1.0, self._lease_s / 2),
+            )
+        served = ", ".join(sorted(cards))
+        raise UnknownModelError(
+            f"model {model_id!r} is not served here; served: {served}", param="model"
+        )
+
+    def missing_stages(self) -> list[Stage]:
+        """Stages without a ready worker (of any model)."""
+        self.expire()
+        present = {w.stage for w in self._workers.values() if w.state is WorkerState.READY}
+        return [stage for stage in Stage if stage not in present]
+
+    def _end(self, worker: Worker, state: WorkerState) -> None:
+        worker.state = state
+        worker.lost.set()
+
+    def _log(self, worker: Worker, message: str) -> None:
+        logger.info(message, extra={"worker_id": worker.worker_id, "stage": worker.stage})
