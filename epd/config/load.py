@@ -16,6 +16,9 @@ from epd.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
+OPTIONS = "options"
+"""The `source` of values that came from the command line: keys are then written as options."""
+
 
 def load_deployment(path: Path, **overrides: object) -> DeploymentConfig:
     """Read a deployment file.
@@ -32,16 +35,17 @@ def load_coordinator(path: Path | None, **overrides: object) -> CoordinatorConfi
     Raises:
         ConfigError: as `load_deployment`.
     """
-    section: dict[str, Any] = {}
-    source = "command line"
-    if path is not None:
-        document = _read_yaml(path)
-        # Checked whole, so that a typo elsewhere in the file does not pass unseen; options come
-        # first, since they may mend what the file lacks.
-        section = dict(document.get("coordinator") or {})
-        document["coordinator"] = {**section, **_given(overrides)}
-        return build(DeploymentConfig, document, source=str(path)).coordinator
-    return build(CoordinatorConfig, _given(overrides), source=source)
+    options = _given(overrides)
+    if path is None:
+        return build(CoordinatorConfig, options, source=OPTIONS)
+    document = _read_yaml(path)
+    section = document.get("coordinator") or {}
+    # Checked whole, so that a typo elsewhere in the file does not pass unseen; options are merged
+    # first, since they may mend what the file lacks.
+    if isinstance(section, dict):
+        document["coordinator"] = {**section, **options}
+    source = f"{path} and options" if options else str(path)
+    return build(DeploymentConfig, document, source=source).coordinator
 
 
 def build(kind: type[ConfigT], values: Mapping[str, Any], *, source: str) -> ConfigT:
@@ -54,6 +58,8 @@ def build(kind: type[ConfigT], values: Mapping[str, Any], *, source: str) -> Con
         return kind.model_validate(dict(values))
     except ValidationError as exc:
         errors = exc.errors(include_url=False)
+        if source == OPTIONS:
+            raise ConfigError("; ".join(_explain_option(error) for error in errors)) from None
         lines = [_explain(kind, error) for error in errors]
         raise ConfigError(f"{source}: {'; '.join(lines)}") from None
 
@@ -84,8 +90,19 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
         near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
         return f"unknown key {path}; {hint}"
+    return f"{path}: {_message(error)}" if path else _message(error)
+
+
+def _explain_option(error: ErrorDetails) -> str:
+    name = "-".join(str(step) for step in error["loc"][:1]).replace("_", "-")
+    if error["type"] == "missing":
+        return f"--{name} is missing"
+    return f"--{name}: {_message(error)}" if name else _message(error)
+
+
+def _message(error: ErrorDetails) -> str:
     message = error["msg"].removeprefix("Value error, ")
-    return f"{path}: {message}" if path else message
+    return message[:1].lower() + message[1:]
 
 
 def _keys_at(kind: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:

@@ -1,31 +1,54 @@
-"""The configuration file, field by field. Unknown keys are errors; defaults are stated here once.
+"""The configuration, field by field. Unknown keys are errors; defaults are stated here once.
 
-Durations are seconds, sizes bytes. `epd up` reads all of it; `epd coordinator --config` reads the
-`coordinator` section of the same file.
+Durations are seconds, sizes bytes. `epd up` reads a whole `DeploymentConfig`; `epd coordinator
+--config` reads the `coordinator` section of the same file. A field's docstring is its text in
+`--help` and in docs/configuration.md.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from epd.types import Stage
 
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise ValueError(f"{text!r} is no device: give cpu, cuda or cuda:N")
+    return text
+
+
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", text):
+        raise ValueError(f"{text!r} is no URL: give one such as http://127.0.0.1:8000")
+    return text.rstrip("/")
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+Engine = Literal["torch"]
+Device = Annotated[str, AfterValidator(_device)]
+URL = Annotated[str, AfterValidator(_url)]
+LogLevel = Literal["debug", "info", "warning", "error"]
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 ANY_HOSTS = frozenset({"0.0.0.0", "::"})
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class LeaseConfig(_Section):
+    """How the coordinator knows that a worker lives."""
+
     heartbeat_s: Seconds = 1.0
+    """A worker reports this often."""
     lease_s: Seconds = 5.0
+    """A worker silent for longer is lost: it gets no work until it reports again."""
 
     @model_validator(mode="after")
     def _lease_outlives_heartbeat(self) -> LeaseConfig:
@@ -38,41 +61,60 @@ class MediaConfig(_Section):
     """Limits on what a client may make the coordinator fetch and a worker decode."""
 
     max_bytes: int = Field(default=20 * 2**20, ge=1)
+    """Largest image file."""
     max_pixels: int = Field(default=100_000_000, ge=1)
+    """Width times height, read from the file's header before anything is decoded."""
     max_images_per_request: int = Field(default=64, ge=1)
+    """Most images in all messages of one request."""
     timeout_s: Seconds = 10.0
+    """How long fetching one image may take, redirects included."""
     max_redirects: int = Field(default=3, ge=0)
+    """Redirects followed for one image; each target is checked like the first."""
     cache_bytes: int = Field(default=2**30, ge=1)
+    """Image files kept in the coordinator's memory."""
     allow_private_addresses: bool = False
+    """Fetch from private, loopback and link-local addresses too (see docs/security.md)."""
     allowed_domains: list[str] = []
+    """If not empty, image URLs of these domains and their subdomains only."""
 
 
 class RequestConfig(_Section):
     """Deadlines and limits of one request."""
 
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    """Largest request body; data URLs count."""
     max_in_flight: int = Field(default=1024, ge=1)
+    """Requests served at once; more are refused with 503."""
     first_token_s: Seconds = 60.0
     """No first token by then: the request ends with 504."""
     stall_s: Seconds = 30.0
     """No byte from the decode worker for so long: the request ends with an error."""
     total_s: Seconds = 600.0
+    """A request that takes longer ends with an error."""
 
 
 class CoordinatorConfig(_Section):
+    """The coordinator."""
+
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: Port = 8000
-    advertise: str | None = None
+    """Port to listen on."""
+    advertise: URL | None = None
     """URL under which workers reach the coordinator, if not http://host:port."""
     token_file: Path | None = None
+    """File of the cluster token; by default one in the user's state folder."""
     api_keys_file: Path | None = None
+    """File of the API keys that clients may present, one a line."""
     allow_anonymous: bool = False
     """Serve clients without an API key on an address that other machines can reach."""
     encoder_slots: int = Field(default=8, ge=1, le=64)
+    """Encoder URLs given to a prefill worker: so many images of a request are encoded at once."""
     lease: LeaseConfig = LeaseConfig()
     media: MediaConfig = MediaConfig()
     requests: RequestConfig = RequestConfig()
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
+    """Least severe log message that is written."""
 
     @model_validator(mode="after")
     def _is_safe_to_expose(self) -> CoordinatorConfig:
@@ -86,25 +128,22 @@ class CoordinatorConfig(_Section):
             raise ValueError(f"host {self.host} needs advertise: the URL workers reach it by")
         return self
 
+    @property
+    def url(self) -> str:
+        """Where workers and `epd` commands reach the coordinator; meaningless while port is 0."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.advertise or f"http://{host}:{self.port}"
 
-class WorkerConfig(_Section):
-    """One worker. `epd launch` has an option of the same name for each field."""
 
-    stage: Stage
-    model: str = Field(min_length=1)
-    coordinator: str = "http://127.0.0.1:8000"
-    engine: Literal["torch"] = "torch"
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+class WorkerTuning(_Section):
+    """What a pool may set for all of its workers; `epd launch` takes the same as options."""
+
     host: str = "127.0.0.1"
-    port: Port = 0
-    """0: a free port."""
+    """Address to listen on."""
     advertise: str | None = None
     """Host name or address under which other machines reach this worker, if not `host`."""
-    worker_id: str | None = None
-    served_model_name: str | None = None
-    """The name clients use; the last part of `model` if not given."""
-    token_file: Path | None = None
     transfer_protocol: Literal["tcp", "rdma"] = "tcp"
+    """How embeddings and KV travel between workers."""
     transfer_device: str = ""
     """RDMA devices, such as mlx5_0; empty lets Mooncake choose."""
     threads: int | None = Field(default=None, ge=1)
@@ -116,16 +155,18 @@ class WorkerConfig(_Section):
     kv_bytes: int = Field(default=512 * 2**20, ge=2**20)
     """KV arena of a prefill or decode worker."""
     max_running_requests: int = Field(default=64, ge=1)
+    """Requests a worker runs at once."""
     chunk_tokens: int = Field(default=2048, ge=16)
     """Prompt tokens per prefill step."""
     request_timeout_s: Seconds = 60.0
     """How long one wait inside a worker (room, memory, hand-off) may last."""
     drain_s: Seconds = 60.0
     """How long a draining worker may take to finish what runs."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
+    """Least severe log message that is written."""
 
     @model_validator(mode="after")
-    def _is_reachable(self) -> WorkerConfig:
+    def _is_reachable(self) -> WorkerTuning:
         if self.host in ANY_HOSTS and self.advertise is None:
             raise ValueError(f"host {self.host} needs advertise: the address peers reach it by")
         return self
@@ -135,18 +176,44 @@ class WorkerConfig(_Section):
         return self.advertise or self.host
 
 
+class WorkerConfig(WorkerTuning):
+    """One worker. `epd launch` has an option of the same name for each field."""
+
+    stage: Stage
+    """encode, prefill or decode."""
+    model: str = Field(min_length=1)
+    """Folder of a Hugging Face checkpoint, or the name of a bundled one."""
+    coordinator: URL = "http://127.0.0.1:8000"
+    """The coordinator's URL."""
+    engine: Engine = "torch"
+    """What computes the stage."""
+    device: Device = "cpu"
+    """cpu, cuda or cuda:N."""
+    port: Port = 0
+    """Port to listen on; 0 takes a free one."""
+    worker_id: str | None = None
+    """The worker's name in the registry; made up if not given."""
+    served_model_name: str | None = None
+    """The name clients use; the last part of `model` if not given."""
+    token_file: Path | None = None
+    """File of the cluster token; by default one in the user's state folder."""
+
+
 class PoolConfig(_Section):
-    """One stage's pool under `epd up`. Other worker fields go in `worker`."""
+    """One stage's pool under `epd up`."""
 
     replicas: int = Field(default=1, ge=0)
-    engine: Literal["torch"] = "torch"
-    devices: list[str] = ["cpu"]
+    """Workers of this stage."""
+    engine: Engine = "torch"
+    """What computes the stage."""
+    devices: list[Device] = Field(default=["cpu"], min_length=1)
     """Replica i runs on devices[i % len(devices)]."""
-    worker: dict[str, str | int | float | None] = {}
-    """Further fields of WorkerConfig, such as kv_bytes."""
+    worker: WorkerTuning = WorkerTuning()
 
 
 class PoolsConfig(_Section):
+    """The three pools."""
+
     encode: PoolConfig = PoolConfig()
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
@@ -163,25 +230,23 @@ class DeploymentConfig(_Section):
     """A whole deployment on this machine: one coordinator and the pools it schedules."""
 
     model: str = Field(default="tiny-vl", min_length=1)
+    """Folder of a Hugging Face checkpoint, or the name of a bundled one."""
+    served_model_name: str | None = None
+    """The name clients use; the last part of `model` if not given."""
     coordinator: CoordinatorConfig = CoordinatorConfig()
     pools: PoolsConfig = PoolsConfig()
-
-    @model_validator(mode="after")
-    def _pools_are_valid(self) -> DeploymentConfig:
-        for stage, pool in self.pools.items():
-            for replica in range(max(1, pool.replicas)):
-                self.worker(stage, replica)
-        return self
 
     def worker(self, stage: Stage, replica: int) -> WorkerConfig:
         """The configuration of one replica of a pool."""
         pool = dict(self.pools.items())[stage]
-        fields = {
-            "stage": stage,
-            "model": self.model,
-            "engine": pool.engine,
-            "device": pool.devices[replica % len(pool.devices)],
-            "token_file": self.coordinator.token_file,
-            **pool.worker,
-        }
-        return WorkerConfig.model_validate(fields)
+        return WorkerConfig(
+            stage=stage,
+            model=self.model,
+            served_model_name=self.served_model_name,
+            worker_id=f"{stage}-{replica}",
+            coordinator=self.coordinator.url,
+            engine=pool.engine,
+            device=pool.devices[replica % len(pool.devices)],
+            token_file=self.coordinator.token_file,
+            **pool.worker.model_dump(exclude_unset=True),
+        )
