@@ -18,7 +18,7 @@ from epd.wire.handoff import (
 )
 from epd.wire.parsing import load_json, parse
 from epd.wire.workers import (
-    ImageBudget,
+    AbortRequest,
     LeaseGrant,
     Load,
     ModelCard,
@@ -27,10 +27,10 @@ from epd.wire.workers import (
 )
 
 __all__ = [
+    "AbortRequest",
     "ChatRequest",
     "EncodeRequest",
     "EncodeResponse",
-    "ImageBudget",
     "ImagePart",
     "KVLayout",
     "LeaseGrant",

@@ -6,20 +6,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from encoders import ImageBudget
 from epd.types import Stage, WorkerState
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class ImageBudget(_Message):
-    """What the coordinator needs to count an image's tokens from its width and height."""
-
-    patch_size: int = Field(ge=1)
-    merge_size: int = Field(ge=1)
-    min_pixels: int = Field(ge=1)
-    max_pixels: int = Field(ge=1)
 
 
 class ModelCard(_Message):
@@ -73,6 +65,7 @@ class WorkerReport(_Message):
     state: WorkerState
     url: str
     bootstrap_port: int | None = None
+    """Where decode asks a prefill worker for rooms, on the host of `url`."""
     pid: int | None = None
     model: ModelCard
     labels: dict[str, str] = {}
@@ -87,3 +80,9 @@ class LeaseGrant(_Message):
     lease_s: float
     encoder_paths: list[str]
     """Paths, on the coordinator, of the encoder slots a prefill worker sends images to."""
+
+
+class AbortRequest(_Message):
+    """`POST /abort_request`: stop working on `rid` and release what it holds. SGLang's shape."""
+
+    rid: str = Field(min_length=1)

@@ -1,0 +1,80 @@
+"""Calls from a worker to the coordinator and other workers: JSON out, a message or error in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Literal, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from epd.auth import ClusterToken
+from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError, from_dict
+
+MessageT = TypeVar("MessageT", bound=BaseModel)
+
+
+class PeerClient:
+    """Speaks to peers with the cluster token over one shared session."""
+
+    def __init__(self, session: aiohttp.ClientSession, token: ClusterToken) -> None:
+        self.session = session
+        self._headers = token.headers
+
+    async def call(
+        self,
+        method: Literal["GET", "POST", "PUT"],
+        url: str,
+        answer: type[MessageT],
+        *,
+        message: BaseModel | None = None,
+        timeout_s: float,
+    ) -> MessageT:
+        """Send `message` and parse the answer as `answer`.
+
+        Cancellation closes the connection, which cancels the peer's handler.
+
+        Raises:
+            EPDError: the peer's own error with its status and param; DeadlineError after
+                `timeout_s`; WorkerError when the peer cannot be reached or makes no sense.
+        """
+        headers = {**self._headers, "Content-Type": "application/json"}
+        data = message.model_dump_json().encode() if message is not None else None
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.session.request(
+                    method, url, data=data, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                body = await response.read()
+                status = response.status
+        except TimeoutError as exc:
+            raise DeadlineError(f"{url} did not answer in {timeout_s:g} s") from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise WorkerError(f"{url} cannot be reached: {_reason(exc)}") from exc
+        if status != 200:
+            raise _peer_error(url, status, body)
+        try:
+            return answer.model_validate_json(body)
+        except ValidationError as exc:
+            raise WorkerError(f"{url} gave an answer that is no {answer.__name__}") from exc
+
+
+def _peer_error(url: str, status: int, body: bytes) -> EPDError:
+    try:
+        detail = json.loads(body)
+    except ValueError:
+        detail = body[:200].decode(errors="replace") or "no error message"
+    error = from_dict(detail, status)
+    # These say that the cluster is set up wrongly, not that the client's request is bad.
+    if status in (401, 403):
+        return WorkerError(f"{url} refused this worker's cluster token: both must share one")
+    if status in (404, 405) and type(error) is BadRequestError:
+        return WorkerError(f"{url} answered {status}: {error.message}")
+    return error
+
+
+def _reason(exc: BaseException) -> str:
+    return str(exc) or type(exc).__name__
