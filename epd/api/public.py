@@ -1,0 +1,50 @@
+"""What clients and monitoring may see besides chat: models, health, readiness, metrics."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from epd.coordinator.coordinator import Coordinator
+from epd.errors import NoWorkerError
+from epd.types import WorkerState
+
+
+class PublicEndpoints:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def models(self, _: web.Request) -> web.Response:
+        """`GET /v1/models`: what ready workers serve, in OpenAI's shape."""
+        cards = {
+            worker.report.model.model_id: worker.report.model
+            for worker in self._coordinator.registry.all()
+            if worker.state is WorkerState.READY
+        }
+        data = [
+            {
+                "id": card.model_id,
+                "object": "model",
+                "created": 0,
+                "owned_by": "epd",
+                "max_model_len": card.context_tokens,
+            }
+            for card in cards.values()
+        ]
+        return web.json_response({"object": "list", "data": data})
+
+    async def health(self, _: web.Request) -> web.Response:
+        """`GET /health`: this process is alive."""
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """`GET /ready`: each stage has a ready worker."""
+        missing = self._coordinator.registry.missing_stages()
+        if missing:
+            raise NoWorkerError(f"no ready worker for: {', '.join(missing)}", retry_after_s=1.0)
+        return web.json_response({"status": "ready"})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """`GET /metrics`: Prometheus text."""
+        body = generate_latest(self._coordinator.metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

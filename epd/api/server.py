@@ -1,0 +1,201 @@
+"""The coordinator's process: builds its parts, serves HTTP, and takes it all down again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from epd.api.admin import AdminEndpoints
+from epd.api.chat import ChatEndpoint
+from epd.api.errors import Handler, errors_middleware
+from epd.api.internal import InternalEndpoints
+from epd.api.public import PublicEndpoints
+from epd.auth import APIKeys, ClusterToken, load_api_keys, load_token
+from epd.clock import Clock, SystemClock
+from epd.config import CoordinatorConfig
+from epd.coordinator.client import WorkerClient
+from epd.coordinator.coordinator import Coordinator
+from epd.errors import AuthenticationError, ConfigError
+from epd.media import HttpFetcher, MediaCache, MediaEdge, MediaLimits
+from epd.observability.metrics import CoordinatorMetrics
+from epd.pools.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_S = 10.0
+OPEN_PATHS = frozenset({"/health", "/ready"})
+_CAPABILITY_PATHS = ("/internal/media/", "/internal/encoders/")
+
+
+@contextlib.asynccontextmanager
+async def build_coordinator(
+    config: CoordinatorConfig, token: ClusterToken, *, base_url: str, clock: Clock
+) -> AsyncGenerator[Coordinator]:
+    """Construct the coordinator and own what it uses until the block ends."""
+    registry = Registry(clock, lease_s=config.lease.lease_s)
+    metrics = CoordinatorMetrics()
+    media: dict[str, Any] = config.media.model_dump()
+    limits = MediaLimits(**{**media, "allowed_domains": tuple(config.media.allowed_domains)})
+    cache = MediaCache(limits.cache_bytes)
+    edge = MediaEdge(limits, cache, HttpFetcher(limits))
+    # Deadlines are the dispatcher's; the session only bounds how long a connect may take.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, trust_env=False, auto_decompress=False
+    ) as session:
+        client = WorkerClient(session, registry, token)
+        coordinator = Coordinator(
+            config,
+            clock=clock,
+            registry=registry,
+            client=client,
+            edge=edge,
+            media_cache=cache,
+            token=token,
+            base_url=base_url,
+            metrics=metrics,
+        )
+        metrics.watch(
+            workers=lambda: [(w.stage.value, w.state.value) for w in registry.all()],
+            encode_parts=lambda: coordinator.gateway.num_parts,
+            media_cache_bytes=lambda: cache.used_bytes,
+        )
+        expiry = asyncio.create_task(_expire(registry, config.lease.heartbeat_s))
+        try:
+            yield coordinator
+        finally:
+            expiry.cancel()
+            await edge.close()
+
+
+def build_app(
+    coordinator: Coordinator,
+    config: CoordinatorConfig,
+    *,
+    token: ClusterToken,
+    api_keys: APIKeys,
+    clock: Clock,
+) -> web.Application:
+    """The aiohttp application: routes and who may use them."""
+    app = web.Application(
+        middlewares=[errors_middleware, _authentication(token, api_keys)],
+        client_max_size=config.requests.max_body_bytes,
+    )
+    chat = ChatEndpoint(coordinator)
+    public = PublicEndpoints(coordinator)
+    internal = InternalEndpoints(coordinator, config, token)
+    admin = AdminEndpoints(coordinator, clock)
+    slots = "/internal/encoders/{capability}/{slot}"
+    gateway = coordinator.gateway
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat.handle),
+            web.get("/v1/models", public.models),
+            web.get("/health", public.health),
+            web.get("/ready", public.ready),
+            web.get("/metrics", public.metrics),
+            web.get("/admin/workers", admin.workers),
+            web.get("/admin/requests/{request_id}", admin.request),
+            web.put("/internal/workers/{worker_id}", internal.report),
+            web.get("/internal/media/{content_hash}", internal.media),
+            web.get(slots + "/health", internal.slot_health),
+            web.post(slots + "/encode", internal.slot(gateway.encode)),
+            web.post(slots + "/scheduler_receive_meta_data", internal.slot(gateway.metadata)),
+            web.post(slots + "/send", internal.slot(gateway.send)),
+        ]
+    )
+    return app
+
+
+async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, or until the process `parent_pid` is gone.
+
+    Raises:
+        ConfigError: the token, the keys or the port cannot be used.
+    """
+    clock = SystemClock()
+    token = load_token(config.token_file, create=True)
+    api_keys = load_api_keys(config.api_keys_file)
+    base_url = config.advertise or f"http://{_bracket(config.host)}:{config.port}"
+    async with build_coordinator(config, token, base_url=base_url, clock=clock) as coordinator:
+        app = build_app(coordinator, config, token=token, api_keys=api_keys, clock=clock)
+        # A client that leaves cancels its handler, and with it every stage of the request.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, config.host, config.port)
+        try:
+            await site.start()
+        except OSError as exc:
+            await runner.cleanup()
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {exc.strerror}. "
+                "Choose another --port, or stop what uses it"
+            ) from exc
+        logger.info("coordinator listens on %s", base_url)
+        try:
+            await _until_stopped(parent_pid)
+        finally:
+            await site.stop()
+            await coordinator.drain(_DRAIN_S)
+            await runner.cleanup()
+
+
+def _authentication(token: ClusterToken, api_keys: APIKeys):
+    """Deny by default: a path that is not named here needs the cluster token."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        authorization = request.headers.get("Authorization")
+        path = request.path
+        if path in OPEN_PATHS or path.startswith(_CAPABILITY_PATHS):
+            pass
+        elif path.startswith("/v1/") or path == "/metrics":
+            _check_either(authorization, token, api_keys)
+        else:
+            token.check(authorization)
+        return await handler(request)
+
+    return check
+
+
+def _check_either(authorization: str | None, token: ClusterToken, api_keys: APIKeys) -> None:
+    try:
+        api_keys.check(authorization)
+    except AuthenticationError as exc:
+        try:
+            token.check(authorization)
+        except AuthenticationError:
+            raise exc from None
+
+
+async def _expire(registry: Registry, heartbeat_s: float) -> None:
+    while True:
+        await asyncio.sleep(heartbeat_s / 2)
+        registry.expire()
+
+
+async def _until_stopped(parent_pid: int | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    while not stop.is_set():
+        if parent_pid is not None and os.getppid() != parent_pid:
+            logger.warning("the process that started this coordinator is gone; stopping")
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await stop.wait()
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

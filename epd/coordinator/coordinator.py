@@ -1,0 +1,314 @@
+"""The coordinator: one method carries a chat request from bytes in to bytes out.
+
+    admit → validate → resolve media → plan → dispatch → end
+
+It owns the order of these steps and the release of all they hold; each step's work is elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import ExitStack
+from typing import Any
+
+from yarl import URL
+
+import encoders
+from epd.auth import ClusterToken
+from epd.clock import Clock
+from epd.config import CoordinatorConfig
+from epd.coordinator.client import WorkerClient
+from epd.coordinator.dispatch import Dispatch, Pair, Sink
+from epd.coordinator.encode_gateway import EncodeGateway
+from epd.coordinator.lifecycle import RequestLog, RequestRecord, RequestState
+from epd.coordinator.media_urls import MediaURLs
+from epd.errors import AbortedError, BadRequestError, EPDError, OverloadedError
+from epd.media import MediaCache, MediaEdge, MediaItem
+from epd.observability.metrics import CoordinatorMetrics
+from epd.pools.registry import Registry, Worker
+from epd.pools.routing import least_loaded
+from epd.types import RequestId, Room, Stage
+from epd.wire import ChatRequest, ModelCard, Span, WorkerReport, load_json, parse_chat_request
+from epd.wire.chat import COORDINATOR_FIELDS
+
+logger = logging.getLogger(__name__)
+
+_ABORT_GRACE_S = 5.0
+
+
+class Coordinator:
+    """Schedules requests over the pools. Lives as long as its process."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        clock: Clock,
+        registry: Registry,
+        client: WorkerClient,
+        edge: MediaEdge,
+        media_cache: MediaCache,
+        token: ClusterToken,
+        base_url: str,
+        metrics: CoordinatorMetrics,
+        mint_room: Callable[[], Room] = lambda: Room(secrets.randbits(63)),
+    ) -> None:
+        """Wire the parts together.
+
+        Args:
+            base_url: the URL under which workers reach this coordinator.
+            mint_room: gives a room no other request has (63 random bits).
+        """
+        self.registry = registry
+        self.metrics = metrics
+        self.log = RequestLog(clock)
+        self.media_urls = MediaURLs(base_url, token, clock, ttl_s=config.requests.total_s + 60)
+        self.gateway = EncodeGateway(
+            registry, client, least_loaded, timeout_s=config.requests.first_token_s
+        )
+        self.media_cache = media_cache
+        self._edge = edge
+        self._config = config
+        self._clock = clock
+        self._client = client
+        self._mint_room = mint_room
+        self._num_in_flight = 0
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def take_report(self, report: WorkerReport) -> None:
+        """A worker's report: its lease is renewed, its spans are filed.
+
+        Raises:
+            BadRequestError: see `Registry.report`.
+        """
+        self.registry.report(report)
+        self.log.add_spans(report.worker_id, report.spans)
+        for span in report.spans:
+            self.metrics.stage_seconds.labels(span.name).observe(span.duration_s)
+            if span.name in ("embedding_handoff", "kv_handoff"):
+                self.metrics.handoff_bytes.labels(span.name).inc(span.nbytes)
+            if span.name == "decode" and span.num_tokens > 1:
+                self.metrics.tpot.observe(span.duration_s / (span.num_tokens - 1))
+
+    async def chat(self, record: RequestRecord, body: bytes, sink: Sink) -> None:
+        """Answer one chat request; `record` ends finished, failed or aborted.
+
+        Raises:
+            EPDError: why it failed; the caller tells the client.
+            CancelledError: the client left.
+        """
+        try:
+            with self._admit():
+                await self._carry_out(record, body, sink)
+        except EPDError as exc:
+            exc.request_id = record.request_id
+            self._end(record, RequestState.FAILED, exc.status, exc.code)
+            raise
+        except asyncio.CancelledError:
+            self._end(record, RequestState.ABORTED, AbortedError.status, AbortedError.code)
+            raise
+        except Exception as exc:
+            logger.exception("request failed", extra={"request_id": record.request_id})
+            self._end(record, RequestState.FAILED, EPDError.status, EPDError.code)
+            raise EPDError("internal error: see the coordinator's log") from exc
+        else:
+            self._end(record, RequestState.FINISHED, 200)
+
+    @contextlib.contextmanager
+    def _admit(self) -> Generator[None]:
+        if self._is_draining:
+            raise OverloadedError("the coordinator is shutting down; retry", retry_after_s=5.0)
+        limit = self._config.requests.max_in_flight
+        if self._num_in_flight >= limit:
+            raise OverloadedError(
+                f"{limit} requests are in flight already; retry shortly", retry_after_s=1.0
+            )
+        self._num_in_flight += 1
+        self._idle.clear()
+        self.metrics.in_flight.inc()
+        try:
+            yield
+        finally:
+            self._num_in_flight -= 1
+            self.metrics.in_flight.dec()
+            if not self._num_in_flight:
+                self._idle.set()
+
+    async def _carry_out(self, record: RequestRecord, body: bytes, sink: Sink) -> None:
+        document = load_json(body)
+        request = validate(document)
+        card = self.registry.model(request.model)
+        record.model_id = card.model_id
+        self._require_stages(request, card)
+        with ExitStack() as held:
+            record.enter(RequestState.RESOLVING)
+            items = await self._resolve(record, request, held)
+            tokens = {item.content_hash: count_tokens(card, item) for item in items}
+            record.num_images = len(items)
+            record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
+            self.metrics.image_tokens.inc(record.num_image_tokens)
+            pair = self._plan(card)
+            for worker in (pair.prefill, pair.decode):
+                held.enter_context(worker.carrying(estimate_tokens(request, record)))
+            self._rewrite(document, record.request_id, request, items, pair)
+            record.enter(RequestState.DISPATCHED)
+            await self._dispatch(record, json.dumps(document).encode(), pair, sink, tokens)
+
+    def _require_stages(self, request: ChatRequest, card: ModelCard) -> None:
+        """Fail at once, before any fetch, when a stage has no worker."""
+        for stage in Stage:
+            if stage is not Stage.ENCODE or request.images:
+                self.registry.ready(stage, card.model_id)
+
+    async def _resolve(
+        self, record: RequestRecord, request: ChatRequest, held: ExitStack
+    ) -> list[MediaItem]:
+        if not request.images:
+            return []
+        start_unix_s, start_s = self._clock.time(), self._clock.monotonic()
+        urls = [(part.image_url.url, path) for path, part in request.images]
+        items = list(held.enter_context(await self._edge.resolve_all(urls)).items)
+        span = Span(
+            request_id=record.request_id,
+            name="fetch",
+            start_unix_s=start_unix_s,
+            duration_s=self._clock.monotonic() - start_s,
+            nbytes=sum(item.num_bytes for item in items),
+        )
+        record.spans.append(("coordinator", span))
+        self.metrics.stage_seconds.labels("fetch").observe(span.duration_s)
+        return items
+
+    def _plan(self, card: ModelCard) -> Pair:
+        return Pair(
+            prefill=self._choose(Stage.PREFILL, card), decode=self._choose(Stage.DECODE, card)
+        )
+
+    def _choose(self, stage: Stage, card: ModelCard) -> Worker:
+        ready = self.registry.ready(stage, card.model_id)
+        choice = least_loaded([worker.candidate for worker in ready])
+        return next(worker for worker in ready if worker.worker_id == choice.worker_id)
+
+    def _rewrite(
+        self,
+        document: dict[str, Any],
+        request_id: RequestId,
+        request: ChatRequest,
+        items: list[MediaItem],
+        pair: Pair,
+    ) -> None:
+        """Set the fields that are ours; all others reach the workers as the client sent them."""
+        prefill = pair.prefill.report
+        document["rid"] = request_id
+        document["bootstrap_room"] = self._mint_room()
+        document["bootstrap_host"] = URL(prefill.url).host
+        document["bootstrap_port"] = prefill.bootstrap_port
+        remaining = iter(items)
+        for m, message in enumerate(request.messages):
+            for p, _ in message.images:
+                item = next(remaining)
+                image_url = document["messages"][m]["content"][p]["image_url"]
+                image_url["url"] = self.media_urls.sign(item.content_hash)
+                image_url["content_hash"] = item.content_hash
+
+    async def _dispatch(
+        self,
+        record: RequestRecord,
+        body: bytes,
+        pair: Pair,
+        sink: Sink,
+        image_tokens: dict[str, int],
+    ) -> None:
+        request_id = record.request_id
+        dispatch = Dispatch(self._client, self._clock, self._config.requests, record, pair)
+        is_answered = False
+        self.gateway.open(request_id, record.model_id, image_tokens)
+        self.metrics.rooms_open.inc()
+        try:
+            await dispatch.run(body, sink)
+            is_answered = True
+        finally:
+            self.metrics.rooms_open.dec()
+            holders = self.gateway.close(request_id)
+            if not is_answered:
+                for worker in {id(w): w for w in (pair.prefill, pair.decode, *holders)}.values():
+                    self._in_background(self._client.abort(worker, request_id))
+
+    def _end(
+        self, record: RequestRecord, state: RequestState, status: int, code: str | None = None
+    ) -> None:
+        """Close the record and count it."""
+        record.enter(state)
+        record.ended_s = self._clock.monotonic()
+        record.status = status
+        record.error_code = code
+        e2e_s = record.ended_s - record.created_s
+        self.metrics.requests.labels(state.value, str(status)).inc()
+        self.metrics.e2e.observe(e2e_s)
+        if record.first_token_s is not None:
+            self.metrics.ttft.observe(record.first_token_s - record.created_s)
+        logger.info(
+            "request %s (%s) in %.3f s",
+            state,
+            code or status,
+            e2e_s,
+            extra={"request_id": record.request_id},
+        )
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests; give those in flight `timeout_s`, then fail them."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("shutting down with %d requests in flight", self._num_in_flight)
+        # Whoever still waits on a worker now gets an error, and its client is told.
+        self.registry.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_GRACE_S):
+                await self._idle.wait()
+                await asyncio.gather(*self._background, return_exceptions=True)
+
+
+def validate(document: dict[str, Any]) -> ChatRequest:
+    """A client's request, checked.
+
+    Raises:
+        BadRequestError: naming the field.
+    """
+    for name in sorted(COORDINATOR_FIELDS & document.keys()):
+        raise BadRequestError(f"{name} is set by the server: leave it out", param=name)
+    return parse_chat_request(document)
+
+
+def count_tokens(card: ModelCard, item: MediaItem) -> int:
+    """Image tokens `item` will become, from its width and height alone."""
+    if card.image_budget is None:
+        return 0
+    family = encoders.family_of(card.model_type)
+    return family.image_tokens(item.width, item.height, card.image_budget)
+
+
+def estimate_tokens(request: ChatRequest, record: RequestRecord) -> int:
+    """Prompt tokens, roughly: image tokens are exact, text counts 4 bytes a token."""
+    text = 0
+    for message in request.messages:
+        if isinstance(message.content, str):
+            text += len(message.content)
+        elif message.content:
+            text += sum(len(getattr(part, "text", "")) for part in message.content)
+    return record.num_image_tokens + text // 4

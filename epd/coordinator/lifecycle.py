@@ -1,0 +1,155 @@
+"""One request's life: its states, its timeline, and the log of the last requests.
+
+    received → resolving → dispatched → streaming → finished
+        └──────────┴───────────┴────────────┴─────→ failed | aborted
+
+Every accepted request ends in exactly one of the three last states; a transition not drawn here is
+a bug and raises.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from epd.clock import Clock
+from epd.types import RequestId
+from epd.wire import Span
+
+
+class RequestState(StrEnum):
+    RECEIVED = "received"
+    RESOLVING = "resolving"
+    DISPATCHED = "dispatched"
+    STREAMING = "streaming"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+    @property
+    def is_end(self) -> bool:
+        return self in _ENDS
+
+
+_ENDS = frozenset({RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED})
+_NEXT: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.RECEIVED: frozenset({RequestState.RESOLVING, *_ENDS}),
+    RequestState.RESOLVING: frozenset({RequestState.DISPATCHED, *_ENDS}),
+    RequestState.DISPATCHED: frozenset({RequestState.STREAMING, *_ENDS}),
+    RequestState.STREAMING: _ENDS,
+    RequestState.FINISHED: frozenset(),
+    RequestState.FAILED: frozenset(),
+    RequestState.ABORTED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request as operators see it: state, counts and times, never its content."""
+
+    request_id: RequestId
+    created_unix_s: float
+    created_s: float
+    """On the monotonic clock, like every other `_s` time of a record."""
+    state: RequestState = RequestState.RECEIVED
+    status: int | None = None
+    """HTTP status, once ended."""
+    error_code: str | None = None
+    model_id: str = ""
+    num_images: int = 0
+    num_image_tokens: int = 0
+    num_prompt_tokens: int | None = None
+    num_output_tokens: int | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    spans: list[tuple[str, Span]] = field(default_factory=list[tuple[str, Span]])
+    """(worker_id, span); the coordinator's own spans carry the worker_id `coordinator`."""
+
+    def enter(self, state: RequestState) -> None:
+        """Move to `state`."""
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"request {self.request_id}: {self.state} → {state} is not allowed")
+        self.state = state
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token.
+
+        Measured at the coordinator for a stream; for a whole answer it is when the KV hand-off
+        ended, which is when decode had its first token.
+        """
+        if self.first_token_s is not None:
+            return self.first_token_s - self.created_s
+        handoffs = [span for _, span in self.spans if span.name == "kv_handoff"]
+        if not handoffs:
+            return None
+        return handoffs[-1].start_unix_s + handoffs[-1].duration_s - self.created_unix_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first, as the decode worker measured it."""
+        for _, span in self.spans:
+            if span.name == "decode" and span.num_tokens > 1:
+                return span.duration_s / (span.num_tokens - 1)
+        return None
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.ended_s is None else self.ended_s - self.created_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as `GET /admin/requests/{request_id}` answers it."""
+        return {
+            "request_id": self.request_id,
+            "created_unix_s": self.created_unix_s,
+            "outcome": self.state.value,
+            "status": self.status,
+            "error_code": self.error_code,
+            "model_id": self.model_id,
+            "num_images": self.num_images,
+            "num_image_tokens": self.num_image_tokens,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "e2e_s": self.e2e_s,
+            "spans": [
+                {"worker_id": worker_id, **span.model_dump(exclude={"request_id"})}
+                for worker_id, span in sorted(self.spans, key=lambda item: item[1].start_unix_s)
+            ],
+        }
+
+
+class RequestLog:
+    """The last `capacity` requests, running or ended, by id."""
+
+    def __init__(self, clock: Clock, *, capacity: int = 1024) -> None:
+        self._clock = clock
+        self._capacity = capacity
+        self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
+
+    def open(self, request_id: RequestId) -> RequestRecord:
+        """Start the record of a new request."""
+        record = RequestRecord(request_id, self._clock.time(), self._clock.monotonic())
+        self._records[request_id] = record
+        while len(self._records) > self._capacity:
+            self._records.popitem(last=False)
+        return record
+
+    def get(self, request_id: str) -> RequestRecord | None:
+        return self._records.get(RequestId(request_id))
+
+    def add_spans(self, worker_id: str, spans: Iterable[Span]) -> None:
+        """File spans under their requests; those of forgotten requests are dropped."""
+        for span in spans:
+            record = self.get(span.request_id)
+            if record is None:
+                continue
+            record.spans.append((worker_id, span))
+            if span.name == "prefill":
+                record.num_prompt_tokens = span.num_tokens
+            elif span.name == "decode":
+                record.num_output_tokens = span.num_tokens

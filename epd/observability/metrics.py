@@ -1,0 +1,111 @@
+"""The coordinator's Prometheus metrics. Names follow Prometheus' rules; units are in the name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+)  # fmt: skip
+
+
+class CoordinatorMetrics:
+    """What the coordinator counts, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "epd_requests_total",
+            "Chat requests that ended, by outcome (finished, failed, aborted, refused) and status",
+            ["outcome", "status"],
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "epd_requests_in_flight", "Chat requests accepted and not ended", registry=registry
+        )
+        self.rooms_open = Gauge(
+            "epd_rooms_in_flight", "Bootstrap rooms minted and not closed", registry=registry
+        )
+        self.ttft = Histogram(
+            "epd_time_to_first_token_seconds",
+            "From the request's arrival to its first token",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.tpot = Histogram(
+            "epd_time_per_output_token_seconds",
+            "Mean time between a request's tokens, the first not counted",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.e2e = Histogram(
+            "epd_request_duration_seconds",
+            "From the request's arrival to its end",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.stage_seconds = Histogram(
+            "epd_stage_duration_seconds",
+            "Duration of each step of a request, as its worker measured it",
+            ["step"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.handoff_bytes = Counter(
+            "epd_handoff_bytes_total",
+            "Bytes moved worker to worker by the transfer engine, as workers reported them",
+            ["step"],
+            registry=registry,
+        )
+        self.image_tokens = Counter(
+            "epd_image_tokens_total", "Image tokens of accepted requests", registry=registry
+        )
+
+    def watch(
+        self,
+        *,
+        workers: Callable[[], Iterable[tuple[str, str]]],
+        encode_parts: Callable[[], int],
+        media_cache_bytes: Callable[[], int],
+    ) -> None:
+        """Add gauges that are read when scraped.
+
+        Args:
+            workers: (stage, state) of each known worker.
+            encode_parts: image parts placed and not closed.
+            media_cache_bytes: bytes held by the media cache.
+        """
+        self.registry.register(_Snapshot(workers, encode_parts, media_cache_bytes))
+
+
+class _Snapshot(Collector):
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[tuple[str, str]]],
+        encode_parts: Callable[[], int],
+        media_cache_bytes: Callable[[], int],
+    ) -> None:
+        self._workers = workers
+        self._encode_parts = encode_parts
+        self._media_cache_bytes = media_cache_bytes
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        counts: dict[tuple[str, str], int] = {}
+        for key in self._workers():
+            counts[key] = counts.get(key, 0) + 1
+        family = GaugeMetricFamily("epd_workers", "Known workers", labels=["stage", "state"])
+        for key, count in sorted(counts.items()):
+            family.add_metric(list(key), count)
+        yield family
+        yield GaugeMetricFamily(
+            "epd_encode_parts_in_flight",
+            "Image parts placed and not closed",
+            value=self._encode_parts(),
+        )
+        yield GaugeMetricFamily(
+            "epd_media_cache_bytes", "Bytes of media held", value=self._media_cache_bytes()
+        )
