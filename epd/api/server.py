@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -42,8 +41,7 @@ async def build_coordinator(
     """Construct the coordinator and own what it uses until the block ends."""
     registry = Registry(clock, lease_s=config.lease.lease_s)
     metrics = CoordinatorMetrics()
-    media: dict[str, Any] = config.media.model_dump()
-    limits = MediaLimits(**{**media, "allowed_domains": tuple(config.media.allowed_domains)})
+    limits = MediaLimits(**config.media.model_dump())
     cache = MediaCache(limits.cache_bytes)
     edge = MediaEdge(limits, cache, HttpFetcher(limits))
     # Deadlines are the dispatcher's; the session only bounds how long a connect may take.

@@ -75,7 +75,7 @@ class MediaConfig(_Section):
     """Image files kept in the coordinator's memory."""
     allow_private_addresses: bool = False
     """Fetch from private, loopback and link-local addresses too (see docs/security.md)."""
-    allowed_domains: list[str] = []
+    allowed_domains: tuple[str, ...] = ()
     """If not empty, image URLs of these domains and their subdomains only."""
 
 
