@@ -133,7 +133,7 @@ class HttpFetcher:
     def _check_host(self, host: str) -> None:
         """Refuse by name; and by address where the URL spells one, as no resolver is asked then."""
         name = host.rstrip(".").lower()
-        domains = self._limits.allowed_domains
+        domains = [domain.strip(".").lower() for domain in self._limits.allowed_domains]
         if domains and not any(name == d or name.endswith("." + d) for d in domains):
             raise MediaError(
                 f"images are not fetched from {host}: only from {', '.join(domains)} "

@@ -288,7 +288,7 @@ async def test_a_redirect_without_a_target_is_refused() -> None:
 
 
 async def test_only_listed_domains_and_their_subdomains_are_reached() -> None:
-    limits = MediaLimits(allow_private_addresses=True, allowed_domains=("pictures.test",))
+    limits = MediaLimits(allow_private_addresses=True, allowed_domains=(".Pictures.test",))
     answer = [["127.0.0.1"]]
     names = Names({n: answer for n in ("pictures.test", "a.pictures.test", "evilpictures.test")})
     async with site(picture) as url, fetcher(limits, names) as http:
