@@ -1,0 +1,1 @@
+"""The reference engine on PyTorch: readable first, and equal to `transformers.generate`."""

@@ -1,0 +1,63 @@
+"""Choosing the next token. The draw depends only on the request's seed and the token's position.
+
+So a request's tokens do not depend on its batch mates, and another worker that takes the sequence
+over (decode after prefill, or a retry) goes on with the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request samples. Defaults are OpenAI's."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    seed: int = 0
+
+
+GREEDY = Sampling(temperature=0.0)
+_MIN_TEMPERATURE = 1e-5  # below, dividing the logits would overflow; the result is greedy anyway
+
+
+def sample(logits: Tensor, sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    """One token per row of `logits` (`[num_rows, vocab_size], fp32`).
+
+    `positions[i]` is the index, in its sequence, of the token to draw.
+    """
+    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    for row, how in enumerate(sampling):
+        if how.temperature > _MIN_TEMPERATURE:
+            token_ids[row] = _draw(logits[row], how, uniform(how.seed, positions[row]))
+    return token_ids
+
+
+def _draw(logits: Tensor, how: Sampling, chance: float) -> int:
+    """Invert the cumulative distribution at `chance`, over tokens from likely to unlikely."""
+    # On the CPU and in double precision, so that the same logits give the same token anywhere.
+    scores = logits.double().cpu() / how.temperature
+    probs, token_ids = scores.softmax(dim=-1).sort(descending=True, stable=True)
+    if how.top_k:
+        probs, token_ids = probs[: how.top_k], token_ids[: how.top_k]
+    # A token stays if those before it do not yet reach top_p; the first always does.
+    before = probs.cumsum(dim=-1) - probs
+    num_kept = max(1, int((before < how.top_p).sum()))
+    cumulative = probs[:num_kept].cumsum(dim=-1)
+    index = int(torch.searchsorted(cumulative, chance * float(cumulative[-1]), right=True))
+    return int(token_ids[min(index, num_kept - 1)])
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that looks random but is a function of its arguments, on any machine."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
