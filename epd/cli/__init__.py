@@ -1,0 +1,1 @@
+"""The `epd` command: one thin file per subcommand."""

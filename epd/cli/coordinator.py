@@ -1,0 +1,28 @@
+"""`epd coordinator`: run the coordinator in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epd.cli.options import ParentPid, takes_fields_of
+from epd.config import CoordinatorConfig, load_coordinator
+
+
+@takes_fields_of(CoordinatorConfig)
+def coordinator(
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file; its `coordinator` section is read.")
+    ] = None,
+    parent_pid: ParentPid = None,
+    **fields: str | None,
+) -> None:
+    """Run the coordinator: the OpenAI API, and the schedule of the three pools."""
+    from epd.api.server import run_coordinator
+
+    settings = load_coordinator(config, **fields)
+    asyncio.run(run_coordinator(settings, parent_pid=parent_pid))

@@ -1,0 +1,73 @@
+"""The edge of the command line: any foreseen error becomes one line on standard error."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from epd.errors import ConfigError, EPDError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+"""The command, its options or its configuration are wrong: trying again cannot help."""
+_EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def one_line_errors() -> Generator[None]:
+    """Leave the process with a clear line for the errors a user can meet.
+
+    What is not foreseen is our bug and keeps its traceback.
+    """
+    try:
+        yield
+    except typer.TyperException as exc:
+        # `epd` alone prints its help and then ends in an error without words.
+        if not exc.format_message():
+            sys.exit(exc.exit_code)
+        fail(f"{exc.format_message()} (see --help)", exc.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_EXIT_INTERRUPTED)
+    except BaseExceptionGroup as group:
+        if (first := _first_foreseen(group)) is None:
+            raise
+        _fail_with(first)
+    except (EPDError, OSError) as exc:
+        if (first := _foreseen(exc)) is None:
+            raise
+        _fail_with(first)
+
+
+def fail(message: str, exit_code: int) -> NoReturn:
+    """Print one line to standard error and leave."""
+    print(f"epd: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _fail_with(error: EPDError) -> NoReturn:
+    fail(error.message, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+def _foreseen(exc: BaseException) -> EPDError | None:
+    if isinstance(exc, EPDError):
+        return exc
+    if isinstance(exc, OSError) and exc.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        return ConfigError(f"cannot listen: {exc.strerror}; give another --host or --port")
+    return None
+
+
+def _first_foreseen(group: BaseExceptionGroup[BaseException]) -> EPDError | None:
+    """The error of a failed task group, if each of its parts is foreseen."""
+    found: list[EPDError] = []
+    for part in group.exceptions:
+        nested = isinstance(part, BaseExceptionGroup)
+        error = _first_foreseen(part) if nested else _foreseen(part)
+        if error is None:
+            return None
+        found.append(error)
+    return found[0]

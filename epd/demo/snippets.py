@@ -1,0 +1,43 @@
+"""Commands that ask the same question again, for whoever keeps the demo running."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from epd.demo.question import Question
+
+
+def curl_snippet(url: str, request_file: Path) -> str:
+    """A command that sends a prepared request and prints the answer."""
+    return (
+        f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d @{shlex.quote(str(request_file))}"
+    )
+
+
+def openai_snippet(url: str, model: str, question: Question, picture: Path) -> str:
+    """A program for OpenAI's Python client that streams the answer."""
+    mime = question.pictures[0].mime
+    return f"""\
+import base64
+from openai import OpenAI
+
+client = OpenAI(base_url={json.dumps(f"{url}/v1")}, api_key="none")
+picture = base64.b64encode(open({json.dumps(str(picture))}, "rb").read()).decode()
+content = [
+    {{"type": "image_url", "image_url": {{"url": f"data:{mime};base64,{{picture}}"}}}},
+    {{"type": "text", "text": {json.dumps(question.text)}}},
+]
+stream = client.chat.completions.create(
+    model={json.dumps(model)},
+    messages=[{{"role": "user", "content": content}}],
+    max_tokens=64,
+    temperature=0,
+    stream=True,
+)
+for chunk in stream:
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+print()
+"""

@@ -1,0 +1,70 @@
+"""The command lines of a deployment's processes, from its configuration."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from epd.config import DeploymentConfig, WorkerConfig
+from epd.pools.local.child import Child, ChildSpec
+from epd.pools.local.logs import Log
+
+_EPD = (sys.executable, "-m", "epd")
+_ENV = {"PYTHONUNBUFFERED": "1"}
+
+
+def deployment_children(
+    deployment: DeploymentConfig,
+    config_file: Path,
+    log: Log,
+    *,
+    max_crashes: int | None = None,
+) -> tuple[Child, list[Child]]:
+    """The coordinator and the workers of `deployment`, not yet started.
+
+    Args:
+        deployment: the configuration; its coordinator's port is not 0.
+        config_file: where `deployment` was read from; the coordinator reads its sections there.
+        log: takes the output of all.
+        max_crashes: give up when one process has crashed so often; never if None.
+    """
+    assert deployment.coordinator.port, "the coordinator's port must be chosen before workers start"
+    coordinator = ChildSpec(
+        name="coordinator",
+        argv=(
+            *_EPD,
+            "coordinator",
+            f"--config={config_file}",
+            f"--port={deployment.coordinator.port}",
+            f"--parent-pid={os.getpid()}",
+        ),
+        env=_ENV,
+    )
+    workers = [
+        ChildSpec(
+            name=f"{stage}-{replica}",
+            stage=stage,
+            argv=(*_EPD, "launch", *_options(deployment.worker(stage, replica))),
+            env=_ENV,
+        )
+        for stage, pool in deployment.pools.items()
+        for replica in range(pool.replicas)
+    ]
+    children = [Child(spec, log, max_crashes=max_crashes) for spec in (coordinator, *workers)]
+    return children[0], children[1:]
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _options(worker: WorkerConfig) -> Iterator[str]:
+    for name, value in worker.model_dump(mode="json", exclude_unset=True).items():
+        if value is not None:
+            yield f"--{name.replace('_', '-')}={value}"
+    yield f"--parent-pid={os.getpid()}"
