@@ -1,0 +1,31 @@
+"""The data plane: registered memory, and writes from one worker's memory into another's."""
+
+from epd.transfer.arena import Arena, ArenaStats, Region
+from epd.transfer.base import (
+    QUARANTINE_S,
+    Block,
+    OnSettled,
+    TransferEngine,
+    TransferStats,
+)
+from epd.transfer.loopback import Fault, FaultKind, LoopbackEngine, LoopbackNetwork
+from epd.transfer.memory import HostMemory
+from epd.transfer.mooncake import MooncakeEngine, environment
+
+__all__ = [
+    "QUARANTINE_S",
+    "Arena",
+    "ArenaStats",
+    "Block",
+    "Fault",
+    "FaultKind",
+    "HostMemory",
+    "LoopbackEngine",
+    "LoopbackNetwork",
+    "MooncakeEngine",
+    "OnSettled",
+    "Region",
+    "TransferEngine",
+    "TransferStats",
+    "environment",
+]

@@ -1,0 +1,237 @@
+"""What only the real library can get wrong: processes that die, freeze or restart."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from epd.errors import ConfigError, DependencyError, TransferError
+from epd.transfer import Block, MooncakeEngine, environment
+from tests.transfer.peers import MooncakePeer, Sender
+from tests.transfer.test_contract import TIMEOUT_S, blocks_between, holds
+
+STALL_S = 0.5
+"""More than a noisy machine adds to a tick, less than any blocking call of the library (>= 1 s)."""
+
+
+@asynccontextmanager
+async def responsive_loop() -> AsyncIterator[None]:
+    """Fails when the event loop was blocked inside the block."""
+    longest_s = 0.0
+
+    async def tick() -> None:
+        nonlocal longest_s
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest_s = max(longest_s, time.monotonic() - before)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+    assert longest_s < STALL_S
+
+
+def start_peer(sender: Sender) -> MooncakePeer:
+    peer = sender.new_peer()
+    assert isinstance(peer, MooncakePeer)
+    return peer
+
+
+def long_write(sender: Sender, peer: MooncakePeer) -> list[Block]:
+    """4 GB: the same 64 MB over and over, so that a fault strikes in the middle."""
+    return blocks_between(sender, peer, nbytes=64 << 20) * 64
+
+
+async def until_bytes_arrive(peer: MooncakePeer) -> None:
+    empty = hashlib.sha256(bytes(4_096)).hexdigest()
+    for _ in range(1_000):
+        if await asyncio.to_thread(peer.digest, 0, 4_096) != empty:
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("no byte arrived")
+
+
+async def test_a_peer_killed_midway_is_an_error_and_the_loop_goes_on(mooncake: Sender) -> None:
+    peer = start_peer(mooncake)
+    settled = asyncio.Event()
+    async with responsive_loop():
+        write = asyncio.create_task(
+            mooncake.engine.write(
+                peer.session_id,
+                long_write(mooncake, peer),
+                timeout_s=TIMEOUT_S,
+                on_settled=settled.set,
+            )
+        )
+        await until_bytes_arrive(peer)
+        peer.kill()
+        with pytest.raises(TransferError):
+            await write
+        async with asyncio.timeout(TIMEOUT_S):
+            await settled.wait()
+    assert mooncake.engine.stats.num_in_flight == 0
+
+
+async def test_a_peer_frozen_midway_meets_the_deadline_and_pins_the_source(
+    mooncake: Sender,
+) -> None:
+    peer = start_peer(mooncake)
+    settled = asyncio.Event()
+    async with responsive_loop():
+        write = asyncio.create_task(
+            mooncake.engine.write(
+                peer.session_id,
+                long_write(mooncake, peer),
+                timeout_s=2.0,
+                on_settled=settled.set,
+            )
+        )
+        await until_bytes_arrive(peer)
+        peer.freeze()
+        with pytest.raises(TransferError):
+            await write
+        assert not settled.is_set()
+        peer.thaw()
+        async with asyncio.timeout(TIMEOUT_S):
+            await settled.wait()
+    blocks = blocks_between(mooncake, peer, nbytes=1_000)
+    await mooncake.engine.write(peer.session_id, blocks, timeout_s=TIMEOUT_S)
+    assert holds(mooncake, peer, blocks)
+
+
+async def test_a_frozen_peer_never_met_before_stops_no_other_peer(mooncake: Sender) -> None:
+    frozen, other, unmet = (start_peer(mooncake) for _ in range(3))
+    blocks = blocks_between(mooncake, other, nbytes=1_000)
+    await mooncake.engine.write(other.session_id, blocks, timeout_s=TIMEOUT_S)
+    frozen.freeze()
+    stuck_settled = asyncio.Event()
+    async with responsive_loop():
+        stuck = asyncio.create_task(
+            mooncake.engine.write(
+                frozen.session_id,
+                blocks_between(mooncake, frozen, nbytes=1_000),
+                timeout_s=3.0,
+                on_settled=stuck_settled.set,
+            )
+        )
+        await asyncio.sleep(0.2)
+        for peer in (other, unmet):
+            blocks = blocks_between(mooncake, peer, nbytes=2_000, offset=5_000)
+            await mooncake.engine.write(peer.session_id, blocks, timeout_s=TIMEOUT_S)
+            assert holds(mooncake, peer, blocks)
+        assert not stuck.done()
+        queued: list[bool] = []
+        with pytest.raises(TransferError, match="not done"):
+            await mooncake.engine.write(
+                frozen.session_id,
+                blocks_between(mooncake, frozen, nbytes=1_000),
+                timeout_s=0.2,
+                on_settled=lambda: queued.append(True),
+            )
+        # It never left the queue, so nothing reads its source.
+        assert queued == [True]
+        with pytest.raises(TransferError, match="not done"):
+            await stuck
+        frozen.thaw()
+        async with asyncio.timeout(TIMEOUT_S):
+            await stuck_settled.wait()
+    blocks = blocks_between(mooncake, frozen, nbytes=1_000)
+    await mooncake.engine.write(frozen.session_id, blocks, timeout_s=TIMEOUT_S)
+    assert holds(mooncake, frozen, blocks)
+
+
+async def test_a_peer_restarted_on_its_old_port_is_reached_at_once(mooncake: Sender) -> None:
+    ports = {"MC_MIN_RPC_PORT": "21400", "MC_MAX_RPC_PORT": "21407"}
+    seen: set[str] = set()
+    for _ in range(20):
+        peer = MooncakePeer(ports)
+        try:
+            blocks = blocks_between(mooncake, peer, nbytes=1_000)
+            await mooncake.engine.write(peer.session_id, blocks, timeout_s=5.0)
+            assert holds(mooncake, peer, blocks)
+        finally:
+            peer.close()
+        if peer.session_id in seen:
+            return
+        seen.add(peer.session_id)
+    pytest.fail("no port came twice")
+
+
+async def test_completion_means_that_every_byte_has_arrived(mooncake: Sender) -> None:
+    peer = start_peer(mooncake)
+    for number in range(10):
+        blocks = blocks_between(mooncake, peer, nbytes=500_000, count=8, gap=8, offset=number)
+        await mooncake.engine.write(peer.session_id, blocks, timeout_s=TIMEOUT_S)
+        assert holds(mooncake, peer, blocks)
+
+
+async def test_no_peer_at_that_address_is_an_error(mooncake: Sender) -> None:
+    block = Block(mooncake.memory.address, 4_096, 64)
+    for session_id in ("127.0.0.1:1", "no-such-host.invalid:15000"):
+        with pytest.raises(TransferError, match="does not answer"):
+            await mooncake.engine.write(session_id, [block], timeout_s=TIMEOUT_S)
+
+
+def test_the_environment_keeps_what_the_operator_set() -> None:
+    added = environment({"MC_TRANSFER_TIMEOUT": "9"})
+    assert "MC_TRANSFER_TIMEOUT" not in added
+    assert added["MC_DISABLE_METACACHE"] == "1"
+    assert added["MC_FORCE_TCP"] == "1"
+    assert "MC_FORCE_TCP" not in environment({}, protocol="rdma")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MC_TCP_PROTO", "1"), ("MC_TCP_ENABLE_CONNECTION_POOL", "0")]
+)
+def test_unreliable_settings_are_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        environment({name: value})
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'tpc'"):
+        MooncakeEngine("127.0.0.1", protocol="tpc")
+
+
+def test_rdma_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epd.transfer.mooncake._has_rdma_device", lambda: False)
+    with pytest.raises(ConfigError, match="use 'tcp'"):
+        MooncakeEngine("127.0.0.1", protocol="rdma")
+
+
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        (ModuleNotFoundError("No module named 'mooncake'"), "pip install"),
+        (ImportError("libibverbs.so.1: cannot open shared object"), "apt-get install libibverbs1"),
+        (ImportError("libcudart.so.12: cannot open shared object"), "libcudart"),
+    ],
+)
+def test_a_missing_dependency_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, failure: ImportError, advice: str
+) -> None:
+    def fail(name: str) -> None:
+        raise failure
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(DependencyError, match=advice):
+        MooncakeEngine("127.0.0.1")
+
+
+def test_the_package_imports_neither_torch_nor_mooncake() -> None:
+    code = "import sys, epd.transfer; print([m for m in ('torch', 'mooncake') if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
