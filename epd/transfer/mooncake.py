@@ -6,7 +6,8 @@ cores, December 2026.
 
 Security: each engine opens two ports on all interfaces, unauthenticated and unencrypted; whoever
 reaches them can read and write the registered memory. Pin the ports with `MC_MIN_RPC_PORT` and
-`MC_MAX_RPC_PORT` and keep the data network closed to others.
+`MC_MAX_RPC_PORT` and keep the data network closed to others. A port stays taken for a minute
+after its engine ended, so a range needs room for the restarts of a minute.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ class MooncakeEngine:
         os.environ.update(environment(os.environ, protocol=protocol))
         self._engine = _new_engine()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
-            raise ConfigError(f"Mooncake cannot start on {host!r} with {protocol} {device!r}")
+            raise ConfigError(
+                f"Mooncake cannot start on {host!r} with {protocol} {device!r}: is it an address "
+                "of this machine, and is a port free (MC_MIN_RPC_PORT to MC_MAX_RPC_PORT)?"
+            )
         self._session_id = f"{host}:{self._engine.get_rpc_port()}"
         self._writes = Writes()
         self._lanes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

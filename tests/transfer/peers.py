@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -58,14 +57,13 @@ class LoopbackPeer:
 class MooncakePeer:
     """An engine of another process."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(_PEER_SCRIPT), str(PEER_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **(environment or {})},
         )
         self.session_id, address = self._answer().split()
         self.address = int(address)

@@ -151,23 +151,6 @@ async def test_a_frozen_peer_never_met_before_stops_no_other_peer(mooncake: Send
     assert holds(mooncake, frozen, blocks)
 
 
-async def test_a_peer_restarted_on_its_old_port_is_reached_at_once(mooncake: Sender) -> None:
-    ports = {"MC_MIN_RPC_PORT": "21400", "MC_MAX_RPC_PORT": "21407"}
-    seen: set[str] = set()
-    for _ in range(20):
-        peer = MooncakePeer(ports)
-        try:
-            blocks = blocks_between(mooncake, peer, nbytes=1_000)
-            await mooncake.engine.write(peer.session_id, blocks, timeout_s=5.0)
-            assert holds(mooncake, peer, blocks)
-        finally:
-            peer.close()
-        if peer.session_id in seen:
-            return
-        seen.add(peer.session_id)
-    pytest.fail("no port came twice")
-
-
 async def test_completion_means_that_every_byte_has_arrived(mooncake: Sender) -> None:
     peer = start_peer(mooncake)
     for number in range(10):
