@@ -69,7 +69,7 @@ def child(log: MemoryLog, text: str, name: str = "encode-0", **options: object) 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - other processes have no event to await
             await asyncio.sleep(0.01)
 
 
