@@ -48,6 +48,8 @@ class EncodeResponse(_Message):
     """hidden size"""
     grids: list[tuple[int, int, int]] = []
     dtype: str = "float32"
+    model_fingerprint: str = ""
+    """EPD's addition: prefill refuses embeddings of another model, if the encoder says which."""
 
 
 MetadataResponse = EncodeResponse

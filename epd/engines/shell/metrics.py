@@ -21,6 +21,7 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._gauges: dict[str, Gauge] = {}
         self.requests = Counter(
             "epd_worker_requests",
             "Requests that ended at this worker, by outcome",
@@ -57,7 +58,10 @@ class WorkerMetrics:
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float], **labels: str) -> None:
         """Publish `read()`, called at each scrape, as a gauge."""
-        gauge = Gauge(name, help_text, list(labels), registry=self.registry)
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            gauge = Gauge(name, help_text, list(labels), registry=self.registry)
+            self._gauges[name] = gauge
         (gauge.labels(**labels) if labels else gauge).set_function(read)
 
     @contextmanager

@@ -132,6 +132,9 @@ def build_app(shell: Shell, stage: StageWorker, *, stall_s: float) -> web.Applic
         stage: the work behind the server.
         stall_s: one computation running for longer than this makes `/health` fail.
     """
+    shell.metrics.gauge(
+        "epd_requests_running", "Requests being worked on", lambda: len(shell.requests)
+    )
     app = web.Application(
         middlewares=[answer_errors, require_token(shell.token)], client_max_size=_MAX_BODY_BYTES
     )
