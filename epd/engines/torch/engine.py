@@ -20,7 +20,7 @@ from epd.errors import WorkerError
 
 
 class PrefillModel:
-    """Computes prompts. The first token is drawn from the logits by the caller (`sample`)."""
+    """Computes prompts; the caller draws the first token (`sample` at position num_tokens)."""
 
     def __init__(self, model: LanguageModel, pool: KVPool, image_token_id: int) -> None:
         self._model = model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -28,10 +29,17 @@ class ImageProcessor:
     """Runs on the CPU; takes milliseconds per megapixel, so keep it off the event loop."""
 
     def __init__(self, path: Path) -> None:
-        settings = {
+        checkpoint = Checkpoint(path)
+        budget = checkpoint.image_budget
+        # The budget is passed on as the arithmetic read it, so that the two cannot disagree.
+        settings: dict[str, Any] = {
             key: value
-            for key, value in Checkpoint(path).preprocessor.items()
-            if key not in ("image_processor_type", "processor_class")
+            for key, value in checkpoint.preprocessor.items()
+            if key not in ("image_processor_type", "processor_class", "min_pixels", "max_pixels")
+        } | {
+            "patch_size": budget.patch_size,
+            "merge_size": budget.merge_size,
+            "size": {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels},
         }
         self._processor = Qwen2VLImageProcessorPil(**settings)
 

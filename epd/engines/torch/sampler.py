@@ -33,7 +33,8 @@ _MIN_TEMPERATURE = 1e-5  # below, dividing the logits would overflow; the result
 def sample(logits: Tensor, sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """One token per row of `logits` (`[num_rows, vocab_size], fp32`).
 
-    `positions[i]` is the index, in its sequence, of the token to draw.
+    `positions[i]` is the index, in its sequence, of the token to draw; for the first token of an
+    answer that is the number of prompt tokens.
     """
     token_ids: list[int] = logits.argmax(dim=-1).tolist()
     for row, how in enumerate(sampling):
@@ -43,21 +44,32 @@ def sample(logits: Tensor, sampling: Sequence[Sampling], positions: Sequence[int
 
 
 def _draw(logits: Tensor, how: Sampling, chance: float) -> int:
-    """Invert the cumulative distribution at `chance`, over tokens from likely to unlikely."""
+    """Invert the cumulative distribution at `chance`."""
     # On the CPU and in double precision, so that the same logits give the same token anywhere.
-    scores = logits.double().cpu() / how.temperature
-    probs, token_ids = scores.softmax(dim=-1).sort(descending=True, stable=True)
-    if how.top_k:
-        probs, token_ids = probs[: how.top_k], token_ids[: how.top_k]
+    probs = (logits.double().cpu() / how.temperature).softmax(dim=-1)
+    token_ids: Tensor | None = None
+    if how.top_k or how.top_p < 1:
+        probs, token_ids = _most_likely(probs, how)
+    cumulative = probs.cumsum(dim=-1)
+    index = int(torch.searchsorted(cumulative, chance * float(cumulative[-1]), right=True))
+    return index if token_ids is None else int(token_ids[index])
+
+
+def _most_likely(probs: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
+    """The tokens that top_k and top_p leave: their probabilities and their ids."""
+    probs, token_ids = probs.sort(descending=True, stable=True)
     # A token stays if those before it do not yet reach top_p; the first always does.
     before = probs.cumsum(dim=-1) - probs
     num_kept = max(1, int((before < how.top_p).sum()))
-    cumulative = probs[:num_kept].cumsum(dim=-1)
-    index = int(torch.searchsorted(cumulative, chance * float(cumulative[-1]), right=True))
-    return int(token_ids[min(index, num_kept - 1)])
+    if how.top_k:
+        num_kept = min(num_kept, how.top_k)
+    return probs[:num_kept], token_ids[:num_kept]
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that looks random but is a function of its arguments, on any machine."""
+    """A number in [0, 1) that looks random but is a function of its arguments, on any machine.
+
+    It has 52 bits, so that its product with any double is less than that double.
+    """
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
+    return (int.from_bytes(digest, "big") >> 12) / 2**52

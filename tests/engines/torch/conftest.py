@@ -128,7 +128,8 @@ def _one_thread():
 @pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen2_vl"])
 def checkpoint_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp(request.param)
-    write_random_checkpoint(path, request.param)
+    # Of the first seeds, the one with the widest gaps between best and second token (8e-3).
+    write_random_checkpoint(path, request.param, seed=1)
     return path
 
 

@@ -1,11 +1,13 @@
 """Greedy output is token-identical to transformers' on the same checkpoint."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from epd.engines.torch.engine import DecodeSlot
+from epd.engines.torch.sampler import Sampling
 from epd.errors import WorkerError
 
 NUM_TOKENS = 32
@@ -101,3 +103,29 @@ def test_embeddings_that_do_not_fit_the_prompt_are_refused(engine: Any, all_case
         engine.prefill.prefill(prompt, embeddings[1:], [0] * 64, 512)
     with pytest.raises(WorkerError, match="0 rows"):
         engine.prefill.prefill(prompt, None, [0] * 64, 512)
+
+
+def test_the_answer_depends_on_every_image_and_on_their_order(engine: Any, all_cases: list[Any]):
+    case = all_cases[3]
+    left, right = case.images
+    answers = [
+        engine.generate(dataclasses.replace(case, images=images))
+        for images in ([left, right], [right, left], [left, left], [right, right])
+    ]
+    assert len({tuple(answer) for answer in answers}) == 4
+
+
+def test_sampled_answers_do_not_depend_on_the_batch(engine: Any, all_cases: list[Any]):
+    def slots_of(cases: list[Any]) -> list[DecodeSlot]:
+        slots = [engine.start(case) for case in cases]
+        for seed, slot in enumerate(slots):
+            slot.sampling = Sampling(temperature=0.8, top_p=0.9, seed=seed)
+        return slots
+
+    together = slots_of(all_cases[:4])
+    answers = engine.decode(together, NUM_TOKENS)
+    alone = slots_of(all_cases[:4])
+    assert answers == [engine.decode([slot], NUM_TOKENS)[0] for slot in alone]
+    for slot in together + alone:
+        engine.pool.free(slot.block_ids)
+    assert answers[0] != engine.generate(all_cases[0]), "sampling made no difference"
