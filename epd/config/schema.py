@@ -69,8 +69,9 @@ class MediaConfig(_Section):
     timeout_s: Seconds = 10.0
     """How long fetching one image may take, redirects included."""
     max_redirects: int = Field(default=3, ge=0)
-    max_concurrent_fetches: int = Field(default=32, ge=1)
     """Redirects followed for one image; each target is checked like the first."""
+    max_concurrent_fetches: int = Field(default=32, ge=1)
+    """Images fetched at once, over all requests; further ones wait."""
     cache_bytes: int = Field(default=2**30, ge=1)
     """Image files kept in the coordinator's memory."""
     allow_private_addresses: bool = False

@@ -6,39 +6,25 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 
-from epd.auth import load_token
 from epd.checkpoints import bundled_names, resolve
-from epd.config import DeploymentConfig, load_deployment
 from epd.demo.ask import ask
 from epd.demo.preview import show_picture
 from epd.demo.question import Question, make_question
 from epd.demo.snippets import curl_snippet, openai_snippet
 from epd.demo.timeline import Timeline
-from epd.errors import DeadlineError
-from epd.pools.local import (
-    FileLog,
-    Readiness,
-    Supervisor,
-    deployment_children,
-    free_port,
-    watch_until_ready,
-)
+from epd.pools.local import Readiness
+from epd.pools.local.temporary import TemporaryDeployment, temporary_deployment
 from epd.sdk import AdminClient, RequestTimeline
 
 BUNDLED_MODEL = "tiny-vl"
 _RANDOM_MODEL = "random-vl"
-_START_S = 180.0
 _SPANS_S = 3.0
 _MAX_TOKENS = 64
-_MAX_CRASHES = 2
-_TUNING = {"threads": 1, "kv_bytes": 64 * 2**20, "embedding_bytes": 64 * 2**20, "drain_s": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +41,7 @@ class DemoOptions:
 async def run_demo(options: DemoOptions, console: Console, progress: Console) -> None:
     """Start 1E1P1D on free ports, ask, show, and stop it all.
 
-    The run's folder holds its own cluster token; the user's is never touched. It is kept: the
-    picture and the logs are in it.
+    The run's folder outlives it: the pictures and the logs are there.
 
     Args:
         options: the user's choice.
@@ -69,29 +54,26 @@ async def run_demo(options: DemoOptions, console: Console, progress: Console) ->
     question = make_question(options.image, options.question, options.seed)
     folder = Path(tempfile.mkdtemp(prefix="epd-demo-"))
     model = _model(options.model, folder, console)
-    config_file = _write_config(folder, model)
-    deployment = load_deployment(config_file)
-    settings = deployment.coordinator
-    token = load_token(settings.token_file, create=True)
-    coordinator, workers = deployment_children(
-        deployment, config_file, FileLog(folder / "logs"), max_crashes=_MAX_CRASHES
-    )
-    async with (
-        Supervisor(coordinator, workers, drain_s=10.0) as supervisor,
-        AdminClient(settings.url, token) as admin,
-    ):
-        with progress.status("starting") as status:
+    status = progress.status("starting")
 
-            def show(readiness: Readiness) -> None:
-                status.update(f"starting: {readiness}")
-                if not progress.is_terminal:
-                    progress.print(f"starting: {readiness}", highlight=False)
+    def show(readiness: Readiness) -> None:
+        status.update(f"starting: {readiness}")
+        if not progress.is_terminal:
+            progress.print(f"starting: {readiness}", highlight=False)
 
-            await supervisor.guard(_until_ready(admin, deployment, show, folder / "logs"))
-        await supervisor.guard(_ask_and_show(settings.url, question, model, folder, admin, console))
-        if options.keep:
-            _show_snippets(settings.url, question, model, folder, console)
-            await supervisor.until_stopped(asyncio.Event().wait())
+    try:
+        status.start()
+        async with temporary_deployment(model, folder, show) as deployment:
+            status.stop()
+            demo = _Demo(deployment, question, model.name, folder, console)
+            await deployment.supervisor.guard(demo.ask())
+            if options.keep:
+                demo.show_snippets()
+                await deployment.supervisor.until_stopped(asyncio.Event().wait())
+            status.update("stopping")
+            status.start()
+    finally:
+        status.stop()
 
 
 def _model(wanted: str | None, folder: Path, console: Console) -> Path:
@@ -106,51 +88,47 @@ def _model(wanted: str | None, folder: Path, console: Console) -> Path:
     return path
 
 
-def _write_config(folder: Path, model: Path) -> Path:
-    document = {
-        "model": str(model),
-        "coordinator": {"port": free_port(), "token_file": str(folder / "cluster-token")},
-        "pools": {stage: {"worker": _TUNING} for stage in ("encode", "prefill", "decode")},
-    }
-    path = folder / "deployment.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    return path
+@dataclass(frozen=True, slots=True)
+class _Demo:
+    deployment: TemporaryDeployment
+    question: Question
+    model: str
+    folder: Path
+    console: Console
 
+    async def ask(self) -> None:
+        """Show the pictures and the question, then the answer as it comes and its timeline."""
+        console = self.console
+        for picture in self.question.pictures:
+            path = self.folder / picture.name
+            path.write_bytes(picture.data)
+            console.print(f"picture   {path}", soft_wrap=True, markup=False, highlight=False)
+            show_picture(console, picture.data, os.environ)
+        self._print(f"question  {self.question.text}")
+        self._print("answer    ", end="")
+        body = self.question.chat_request(self.model, max_tokens=_MAX_TOKENS, stream=True)
+        request_id, _ = await ask(self.deployment.url, body, lambda text: self._print(text, end=""))
+        self._print("")
+        if self.question.expected is not None:
+            self._print(f"expected  {self.question.expected}")
+        console.print()
+        console.print(Timeline(await _timeline(self.deployment.admin, request_id)))
 
-async def _until_ready(
-    admin: AdminClient,
-    deployment: DeploymentConfig,
-    show: Callable[[Readiness], None],
-    logs: Path,
-) -> None:
-    try:
-        async with asyncio.timeout(_START_S):
-            await watch_until_ready(admin, deployment.pools, show)
-    except TimeoutError as exc:
-        raise DeadlineError(f"not ready after {_START_S:.0f} s; see the logs in {logs}") from exc
+    def show_snippets(self) -> None:
+        """Print commands that ask the same again."""
+        url = self.deployment.url
+        pictures = [self.folder / picture.name for picture in self.question.pictures]
+        request_file = self.folder / "request.json"
+        body = self.question.chat_request(self.model, max_tokens=_MAX_TOKENS, stream=False)
+        request_file.write_text(json.dumps(body))
+        self._print(f"\nStill serving at {url}/v1. Ask again with curl:\n")
+        self._print(curl_snippet(url, request_file))
+        self._print("\nor in Python (pip install openai):\n")
+        self._print(openai_snippet(url, self.model, self.question, pictures))
+        self._print("Ctrl-C stops all.")
 
-
-async def _ask_and_show(
-    url: str, question: Question, model: Path, folder: Path, admin: AdminClient, console: Console
-) -> None:
-    for picture in question.pictures:
-        path = folder / picture.name
-        path.write_bytes(picture.data)
-        console.print(f"picture   {path}", soft_wrap=True, highlight=False)
-        show_picture(console, picture.data, os.environ)
-    console.print(f"question  {question.text}", markup=False, highlight=False)
-    console.print("answer    ", end="")
-
-    def stream(piece: str) -> None:
-        console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
-
-    body = question.chat_request(model.name, max_tokens=_MAX_TOKENS, stream=True)
-    request_id, _ = await ask(url, body, stream)
-    console.print()
-    if question.expected is not None:
-        console.print(f"expected  {question.expected}", markup=False, highlight=False)
-    console.print()
-    console.print(Timeline(await _timeline(admin, request_id)))
+    def _print(self, text: str, *, end: str = "\n") -> None:
+        self.console.print(text, end=end, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _timeline(admin: AdminClient, request_id: str) -> RequestTimeline:
@@ -162,18 +140,3 @@ async def _timeline(admin: AdminClient, request_id: str) -> RequestTimeline:
         if is_whole or asyncio.get_running_loop().time() > deadline_s:
             return record
         await asyncio.sleep(0.05)
-
-
-def _show_snippets(
-    url: str, question: Question, model: Path, folder: Path, console: Console
-) -> None:
-    request_file = folder / "request.json"
-    body = question.chat_request(model.name, max_tokens=_MAX_TOKENS, stream=False)
-    request_file.write_text(json.dumps(body))
-    picture = folder / question.pictures[0].name
-    program = openai_snippet(url, model.name, question, picture)
-    console.print(f"\nStill serving at {url}/v1. Ask again with curl:\n", highlight=False)
-    console.print(curl_snippet(url, request_file), soft_wrap=True, markup=False, highlight=False)
-    console.print("\nor in Python (pip install openai):\n")
-    console.print(program, soft_wrap=True, markup=False, highlight=False)
-    console.print("Ctrl-C stops all.")

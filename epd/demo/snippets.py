@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from epd.demo.question import Question
@@ -17,19 +18,21 @@ def curl_snippet(url: str, request_file: Path) -> str:
     )
 
 
-def openai_snippet(url: str, model: str, question: Question, picture: Path) -> str:
+def openai_snippet(url: str, model: str, question: Question, pictures: Sequence[Path]) -> str:
     """A program for OpenAI's Python client that streams the answer."""
+    files = [str(path) for path in pictures]
     mime = question.pictures[0].mime
     return f"""\
 import base64
 from openai import OpenAI
 
 client = OpenAI(base_url={json.dumps(f"{url}/v1")}, api_key="none")
-picture = base64.b64encode(open({json.dumps(str(picture))}, "rb").read()).decode()
-content = [
-    {{"type": "image_url", "image_url": {{"url": f"data:{mime};base64,{{picture}}"}}}},
-    {{"type": "text", "text": {json.dumps(question.text)}}},
-]
+content = []
+for file in {json.dumps(files)}:
+    picture = base64.b64encode(open(file, "rb").read()).decode()
+    url = f"data:{mime};base64,{{picture}}"
+    content.append({{"type": "image_url", "image_url": {{"url": url}}}})
+content.append({{"type": "text", "text": {json.dumps(question.text)}}})
 stream = client.chat.completions.create(
     model={json.dumps(model)},
     messages=[{{"role": "user", "content": content}}],
