@@ -57,7 +57,12 @@ def _draw(logits: Tensor, how: Sampling, chance: float) -> int:
 
 def _most_likely(probs: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
     """The tokens that top_k and top_p leave: their probabilities and their ids."""
-    probs, token_ids = probs.sort(descending=True, stable=True)
+    # Sorting a whole vocabulary takes tens of milliseconds. All tokens up to this bound together
+    # weigh at most 1 - top_p, so top_p leaves none of them.
+    bound = (1 - how.top_p) / probs.numel()
+    token_ids = (probs > bound).nonzero()[:, 0]
+    probs, order = probs[token_ids].sort(descending=True, stable=True)
+    token_ids = token_ids[order]
     # A token stays if those before it do not yet reach top_p; the first always does.
     before = probs.cumsum(dim=-1) - probs
     num_kept = max(1, int((before < how.top_p).sum()))

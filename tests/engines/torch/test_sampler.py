@@ -75,3 +75,14 @@ def test_tokens_of_no_probability_are_never_drawn():
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0]])
     found = {sample(logits, [Sampling(seed=seed)], [0])[0] for seed in range(300)}
     assert found == {1, 3}
+
+
+def test_top_p_over_a_large_vocabulary_equals_a_plain_sort():
+    logits = 4 * torch.randn(1, 5000, generator=torch.Generator().manual_seed(1))
+    probs, order = logits[0].double().softmax(-1).sort(descending=True)
+    for top_p in (0.1, 0.5, 0.9, 0.999):
+        nucleus = set(order[: int((probs.cumsum(0) < top_p).sum()) + 1].tolist())
+        how = Sampling(top_p=top_p)
+        found = {sample(logits, [how], [position])[0] for position in range(400)}
+        assert found <= nucleus
+        assert len(found) > min(len(nucleus), 400) / 10
