@@ -1,0 +1,42 @@
+"""`python -m epd.engines.sglang.serve FLAGS`: `sglang serve FLAGS`, tied to the life of its worker.
+
+The worker starts this and not SGLang's own command for two reasons. The server must not outlive a
+worker that was killed (the kernel is asked to see to that), and where no CUDA is the stand-ins of
+`epd.engines.sglang.cpu` must be there before SGLang is imported. SGLang starts its schedulers with
+`multiprocessing` spawn, which imports this module again in each of them: what is done at import
+here is done in all of its processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from epd.engines.sglang.cpu import stand_ins
+
+PARENT_VARIABLE = "EPD_SGLANG_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; leave now if that has happened."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def main() -> None:
+    """Run SGLang's command in this process."""
+    if parent_pid := os.environ.pop(PARENT_VARIABLE, None):
+        die_with_parent(int(parent_pid))
+    from sglang.cli.main import main as sglang_main
+
+    sys.argv = ["sglang", "serve", *sys.argv[1:]]
+    sglang_main()
+
+
+stand_ins.install()
+if __name__ == "__main__":
+    main()
