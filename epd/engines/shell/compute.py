@@ -37,8 +37,12 @@ class ComputeThread:
                 await _settle(future, waiter)
             raise
 
+    def beat(self) -> None:
+        """Called by a long job for each step it makes: it is busy, not stuck."""
+        self._busy_since = self._clock.monotonic()
+
     def busy_s(self) -> float:
-        """Seconds since the running job began; 0 when idle."""
+        """Seconds since the running job began or last beat; 0 when idle."""
         since = self._busy_since
         return 0.0 if since is None else self._clock.monotonic() - since
 

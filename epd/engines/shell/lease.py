@@ -50,7 +50,6 @@ class Lease:
         peers: PeerClient,
         coordinator: str,
         state: Callable[[], WorkerState],
-        load: Callable[[], Load],
         random: Random,
         heartbeat_s: float = 1.0,
         flush_s: float = 0.02,
@@ -58,10 +57,11 @@ class Lease:
         self.identity = identity
         self.grant: LeaseGrant | None = None
         """The coordinator's latest answer; None until the first."""
+        self.load: Callable[[], Load] = Load
+        """Where the load comes from; set once there is a stage."""
         self._peers = peers
         self._url = f"{coordinator.rstrip('/')}/internal/workers/{identity.worker_id}"
         self._state = state
-        self._load = load
         self._random = random
         self._heartbeat_s = heartbeat_s
         self._flush_s = flush_s
@@ -142,6 +142,6 @@ class Lease:
             bootstrap_port=me.bootstrap_port,
             pid=me.pid,
             model=me.model,
-            load=self._load(),
+            load=self.load(),
             spans=spans,
         )

@@ -21,7 +21,7 @@ _PARENT_POLL_S = 0.5
 
 _NEXT: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.GONE}),
-    WorkerState.READY: frozenset({WorkerState.DRAINING}),
+    WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.GONE}),
     WorkerState.DRAINING: frozenset({WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }

@@ -49,6 +49,11 @@ class KVLender:
         """Blocks in requests' hands; those in quarantine are in nobody's."""
         return self.pool.num_used_blocks - self.num_quarantined_blocks
 
+    def addresses(self, block_ids: list[int]) -> list[int]:
+        """Where the blocks are in this process's memory."""
+        base = self.pool.buffer.data_ptr()
+        return [base + self.pool.block_offset(block_id) for block_id in block_ids]
+
     async def lend(self, num_tokens: int, timeout_s: float) -> list[int]:
         """Blocks for `num_tokens` tokens, when it is this caller's turn. Safe to cancel.
 

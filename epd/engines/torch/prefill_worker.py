@@ -11,7 +11,6 @@ next one wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -162,7 +161,7 @@ class PrefillWorker:
                     num_blocks=len(done.block_ids),
                     layout=self._layout,
                 ),
-                self._addresses(done.block_ids),
+                self._lender.addresses(done.block_ids),
             )
             await entry.wait_taken(self._timeout_s)
         except BaseException:
@@ -198,11 +197,6 @@ class PrefillWorker:
         self._shell.metrics.kv_bytes.labels("sent").inc(nbytes)
         self._shell.span(entry.rid, "kv_handoff", began_s, nbytes=nbytes)
         return SendResponse(nbytes=nbytes, duration_s=self._shell.clock.monotonic() - began_s)
-
-    def _addresses(self, block_ids: Sequence[int]) -> list[int]:
-        pool = self._lender.pool
-        base = pool.buffer.data_ptr()
-        return [base + pool.block_offset(block_id) for block_id in block_ids]
 
     def _publish_gauges(self) -> None:
         gauge = self._shell.metrics.gauge

@@ -5,7 +5,6 @@ from random import Random
 
 import aiohttp
 import pytest
-from fake_registry import IDENTITY, TOKEN, FakeRegistry
 from prometheus_client import CollectorRegistry
 
 from epd.clock import SystemClock
@@ -18,7 +17,7 @@ from epd.engines.shell import (
     Shell,
     WorkerMetrics,
 )
-from epd.wire import Load
+from tests.engines.shell.fake_registry import IDENTITY, TOKEN, FakeRegistry
 
 
 @pytest.fixture
@@ -46,7 +45,6 @@ async def shell(registry: FakeRegistry, session: aiohttp.ClientSession) -> Async
         peers=peers,
         coordinator=registry.url,
         state=lambda: lifecycle.state,
-        load=Load,
         random=Random(0),
         heartbeat_s=0.05,
     )

@@ -8,12 +8,12 @@ from random import Random
 
 import aiohttp
 import pytest
-from fake_registry import IDENTITY, FakeRegistry
 
 from epd.auth import ClusterToken
 from epd.engines.shell import Lease, PeerClient, Shell
 from epd.types import WorkerState
-from epd.wire import Load, Span
+from epd.wire import Span
+from tests.engines.shell.fake_registry import IDENTITY, FakeRegistry
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +54,6 @@ async def test_spans_recorded_together_travel_in_one_report_before_the_next_hear
         peers=PeerClient(session, ClusterToken("a-token-for-tests-only")),
         coordinator=registry.url,
         state=lambda: WorkerState.READY,
-        load=Load,
         random=Random(0),
         heartbeat_s=60.0,
     )
@@ -101,7 +100,6 @@ async def test_a_wrong_token_is_told_clearly_once_and_retried(
         peers=PeerClient(session, ClusterToken("another-token-entirely")),
         coordinator=registry.url,
         state=lambda: WorkerState.READY,
-        load=Load,
         random=Random(0),
     )
     await lease.send()

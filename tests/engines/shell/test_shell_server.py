@@ -8,12 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_registry import TOKEN
 
 from epd.engines.shell import Shell, bind, build_app, serve, wait_idle
 from epd.errors import BadRequestError, ConfigError, MediaError
 from epd.types import WorkerState
 from epd.wire import Load
+from tests.engines.shell.fake_registry import TOKEN
 
 
 class EchoStage:

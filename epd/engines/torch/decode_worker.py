@@ -1,0 +1,235 @@
+"""The decode stage: takes KV over from a prefill worker and answers in OpenAI's shape.
+
+/v1/chat/completions  ask the room → take blocks → have KV sent → join the running batch →
+                      stream or collect the text
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from epd.engines.shell import Shell
+from epd.engines.torch.answer_stream import AnswerStream
+from epd.engines.torch.answers import DONE_EVENT, Answer
+from epd.engines.torch.chat_options import ContextLimits, check_supported, sampling_of
+from epd.engines.torch.decode_loop import DecodeLoop, Running
+from epd.engines.torch.detokenizer import Detokenizer, TextDelta
+from epd.engines.torch.engine import DecodeSlot
+from epd.engines.torch.kv_intake import KVIntake
+from epd.engines.torch.kv_lender import KVLender
+from epd.errors import BadRequestError, EPDError
+from epd.transfer import TransferEngine
+from epd.wire import ChatRequest, KVLayout, Load, RoomDescriptor, load_json, parse_chat_request
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """One answer as it comes."""
+
+    answer: Answer
+    deltas: AsyncIterator[TextDelta]
+    detokenizer: Detokenizer
+
+
+class DecodeWorker:
+    """See `epd.engines.shell.StageWorker`."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        *,
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        intake: KVIntake,
+        lender: KVLender,
+        loop: DecodeLoop,
+        transfer: TransferEngine,
+        layout: KVLayout,
+        limits: ContextLimits,
+        timeout_s: float,
+    ) -> None:
+        """Wire the parts together; `timeout_s` bounds each single wait of a request."""
+        self._shell = shell
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._intake = intake
+        self._lender = lender
+        self._loop = loop
+        self._transfer = transfer
+        self._layout = layout
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._publish_gauges()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/chat/completions", self.chat)]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request whose prompt a prefill worker computes."""
+        chat = parse_chat_request(load_json(await request.read()))
+        if chat.rid is None:
+            raise BadRequestError("a decode worker needs rid", param="rid")
+        stream = AnswerStream(request, self._timeout_s) if chat.stream else None
+        try:
+            # The scope is inside: an abort becomes an error here, where the stream can tell it.
+            async with self._shell.requests.scope(chat.rid):
+                with self._shell.metrics.outcome():
+                    return await self._answer(chat, chat.rid, stream)
+        except EPDError as error:
+            if stream is None or not stream.has_begun:
+                raise
+            return await stream.fail(error)
+        except Exception:
+            if stream is None or not stream.has_begun:
+                raise
+            _log.exception("a stream failed", extra={"request_id": chat.rid})
+            return await stream.fail(EPDError("internal error: see the worker's log"))
+
+    def load(self) -> Load:
+        pool = self._lender.pool
+        num_running = self._loop.num_running
+        return Load(
+            num_running_reqs=num_running,
+            num_waiting_reqs=max(0, len(self._shell.requests) - num_running),
+            num_waiting_tokens=self._lender.num_waiting_tokens,
+            num_used_tokens=self._lender.num_lent_blocks * pool.shape.block_tokens,
+            max_total_num_tokens=pool.max_tokens,
+            num_completed_reqs=self._shell.requests.num_completed,
+        )
+
+    def abort(self, rid: str) -> None:
+        """Nothing to do: what a request holds is its handler's, which the shell cancels."""
+
+    async def wait_idle(self) -> None:
+        return
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "session_id": self._transfer.session_id,
+            "model_fingerprint": self._layout.model_fingerprint,
+            "kv_layout": self._layout.model_dump(),
+            "max_total_num_tokens": self._lender.pool.max_tokens,
+        }
+
+    async def close(self) -> None:
+        await self._loop.close()
+
+    async def _answer(
+        self, chat: ChatRequest, rid: str, stream: AnswerStream | None
+    ) -> web.StreamResponse:
+        self._shell.lifecycle.check_accepts_work()
+        check_supported(chat)
+        descriptor = await self._intake.describe(chat)
+        async with self._generating(chat, rid, descriptor) as generation:
+            if stream is None:
+                return await self._collect(generation)
+            return await self._stream(chat, generation, stream)
+
+    @asynccontextmanager
+    async def _generating(
+        self, chat: ChatRequest, rid: str, descriptor: RoomDescriptor
+    ) -> AsyncGenerator[_Generation]:
+        """Take the KV and run the sequence while inside; everything is given back after."""
+        num_prompt_tokens = descriptor.num_prompt_tokens
+        self._limits.check(num_prompt_tokens, chat)
+        max_new_tokens = self._limits.max_new_tokens(num_prompt_tokens, chat)
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            eos_token_ids=self._eos_token_ids,
+            max_new_tokens=max_new_tokens,
+            stop_strings=chat.stop_strings,
+        )
+        block_ids = await self._intake.take(chat, descriptor, num_prompt_tokens + max_new_tokens)
+        running: Running | None = None
+        try:
+            began_s = self._shell.clock.monotonic()
+            first = detokenizer.push(descriptor.first_token_id)
+            if first.finish_reason is None:
+                slot = DecodeSlot(
+                    token_id=descriptor.first_token_id,
+                    position=descriptor.next_position,
+                    num_tokens=num_prompt_tokens,
+                    block_ids=block_ids,
+                    sampling=sampling_of(chat, descriptor.seed),
+                )
+                give_back = partial(self._lender.give_back, block_ids)
+                running = self._loop.join(slot, max_new_tokens - 1, on_left=give_back)
+            async with aclosing(self._deltas(first, running, detokenizer)) as deltas:
+                yield _Generation(self._head(rid, descriptor), deltas, detokenizer)
+            num_tokens = detokenizer.num_tokens
+            self._shell.span(rid, "decode", began_s, num_tokens=num_tokens)
+        finally:
+            if running is not None:
+                running.leave()
+            else:
+                self._lender.give_back(block_ids)
+
+    async def _deltas(
+        self, first: TextDelta, running: Running | None, detokenizer: Detokenizer
+    ) -> AsyncGenerator[TextDelta]:
+        """The answer piece by piece; the last has a finish reason."""
+        yield first
+        while running is not None and detokenizer.finish_reason is None:
+            yield detokenizer.push(await running.next_token(self._timeout_s))
+
+    async def _collect(self, generation: _Generation) -> web.Response:
+        text = ""
+        async for delta in generation.deltas:
+            text += delta.text
+        reason = generation.detokenizer.finish_reason
+        assert reason is not None, "an answer ends with a reason"
+        num_tokens = generation.detokenizer.num_tokens
+        return web.json_response(generation.answer.whole(text, reason, num_tokens))
+
+    async def _stream(
+        self, chat: ChatRequest, generation: _Generation, stream: AnswerStream
+    ) -> web.StreamResponse:
+        answer = generation.answer
+        with_usage = chat.stream_options is not None and chat.stream_options.include_usage
+        events = answer.first_event(with_usage=with_usage)
+        async for delta in generation.deltas:
+            if delta.text:
+                events += answer.text_event(delta.text, with_usage=with_usage)
+            if delta.finish_reason is not None:
+                events += answer.finish_event(delta.finish_reason, with_usage=with_usage)
+                break
+            if events:
+                await stream.write(events)
+                events = b""
+        if with_usage:
+            events += answer.usage_event(generation.detokenizer.num_tokens)
+        await stream.write(events + DONE_EVENT)
+        return stream.response
+
+    def _head(self, rid: str, descriptor: RoomDescriptor) -> Answer:
+        return Answer(
+            rid=rid,
+            created_unix_s=int(self._shell.clock.time()),
+            model_id=self._shell.identity.model.model_id,
+            fingerprint=self._layout.model_fingerprint,
+            num_prompt_tokens=descriptor.num_prompt_tokens,
+        )
+
+    def _publish_gauges(self) -> None:
+        gauge = self._shell.metrics.gauge
+        block_bytes = self._lender.pool.shape.block_bytes
+        for name, text in (
+            ("epd_arena_used_bytes", "Bytes of an arena that hold something"),
+            ("epd_arena_pinned_bytes", "Bytes that a running request needs"),
+        ):
+            gauge(name, text, lambda: self._lender.num_lent_blocks * block_bytes, arena="kv")
+        gauge(
+            "epd_kv_blocks_used",
+            "KV blocks that requests hold",
+            lambda: self._lender.num_lent_blocks,
+        )

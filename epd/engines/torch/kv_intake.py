@@ -1,0 +1,105 @@
+"""How a decode worker takes a request over: asks for its terms, makes room, has the KV sent."""
+
+from __future__ import annotations
+
+from epd.engines.shell import PeerClient, WorkerMetrics
+from epd.engines.torch.kv_lender import KVLender
+from epd.errors import BadRequestError, TransferError, WorkerError
+from epd.transfer import QUARANTINE_S, TransferEngine
+from epd.wire import ChatRequest, KVLayout, RoomDescriptor, RoomSendRequest, SendResponse
+
+
+class KVIntake:
+    """One per decode worker."""
+
+    def __init__(
+        self,
+        *,
+        peers: PeerClient,
+        lender: KVLender,
+        transfer: TransferEngine,
+        layout: KVLayout,
+        metrics: WorkerMetrics,
+        timeout_s: float,
+    ) -> None:
+        """Wire the parts together; `timeout_s` bounds each single wait of a request."""
+        self._peers = peers
+        self._lender = lender
+        self._transfer = transfer
+        self._layout = layout
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+
+    async def describe(self, chat: ChatRequest) -> RoomDescriptor:
+        """The terms of the request's room, once prefill is done.
+
+        Raises:
+            EPDError: prefill failed, with the error that its own client gets.
+        """
+        descriptor = await self._peers.call(
+            "GET", room_url(chat), RoomDescriptor, timeout_s=self._timeout_s
+        )
+        self._check(descriptor)
+        return descriptor
+
+    async def take(
+        self, chat: ChatRequest, descriptor: RoomDescriptor, num_tokens: int
+    ) -> list[int]:
+        """Blocks for `num_tokens` tokens with the prompt's KV in the first; the caller owns them.
+
+        Raises:
+            OverloadedError: no room in the pool in time.
+            EPDError: the hand-off failed; the blocks it may still write to are kept from others.
+        """
+        block_ids = await self._lender.lend(num_tokens, self._timeout_s)
+        offered, rest = block_ids[: descriptor.num_blocks], block_ids[descriptor.num_blocks :]
+        try:
+            answer = await self._peers.call(
+                "POST",
+                f"{room_url(chat)}/send",
+                SendResponse,
+                message=RoomSendRequest(
+                    generation=descriptor.generation,
+                    session_id=self._transfer.session_id,
+                    block_addresses=self._lender.addresses(offered),
+                ),
+                timeout_s=self._timeout_s,
+            )
+            expected = len(offered) * self._lender.pool.shape.block_bytes
+            if answer.nbytes != expected:
+                raise TransferError(f"{answer.nbytes} of {expected} KV bytes were written")
+        except BaseException:
+            self._lender.quarantine(offered, QUARANTINE_S)
+            self._lender.give_back(rest)
+            raise
+        self._metrics.kv_bytes.labels("received").inc(expected)
+        return block_ids
+
+    def _check(self, descriptor: RoomDescriptor) -> None:
+        """Refuse KV that this worker would read as garbage."""
+        theirs, ours = descriptor.layout, self._layout
+        if theirs.model_fingerprint != ours.model_fingerprint:
+            raise WorkerError("prefill and decode serve different weights: the KV is refused")
+        if theirs != ours:
+            raise WorkerError(f"prefill's KV layout {theirs} is not this decode worker's {ours}")
+        num_blocks = self._lender.pool.shape.num_blocks(descriptor.num_prompt_tokens)
+        if descriptor.num_blocks != num_blocks:
+            raise WorkerError(
+                f"prefill offers {descriptor.num_blocks} blocks for a prompt of {num_blocks}"
+            )
+
+
+def room_url(chat: ChatRequest) -> str:
+    """Where the request's room is.
+
+    Raises:
+        BadRequestError: the request does not say.
+    """
+    host, port, room = chat.bootstrap_host, chat.bootstrap_port, chat.bootstrap_room
+    if host is None or port is None or room is None:
+        raise BadRequestError(
+            "a decode worker needs bootstrap_host, bootstrap_port and bootstrap_room",
+            param="bootstrap_host",
+        )
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{port}/bootstrap/rooms/{room}"
