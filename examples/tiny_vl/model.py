@@ -7,6 +7,7 @@ batches in which every picture has the same size, in bfloat16, without its loop 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -87,13 +88,16 @@ def build_model(config: Qwen2_5_VLConfig, seed: int) -> Qwen2_5_VLForConditional
     return model
 
 
-def vision_forward(model: Qwen2_5_VLForConditionalGeneration, patches: Tensor) -> Tensor:
+def vision_forward(
+    model: Qwen2_5_VLForConditionalGeneration, patches: Tensor, is_compiled: bool = True
+) -> Tensor:
     """Encodes pictures of one size.
 
     Args:
         model: Whose vision tower to run; fp32 weights, cast to the dtype of `patches`.
         patches: [num_images, rows, columns, 4, 588], one still frame, normalised; rows and
             columns of merged cells, in each the patches of its 2 x 2 square.
+        is_compiled: Fuse the small operations; the first call takes a minute then.
 
     Returns:
         [num_images, rows * columns, hidden], image tokens in reading order.
@@ -104,15 +108,20 @@ def vision_forward(model: Qwen2_5_VLForConditionalGeneration, patches: Tensor) -
     kernel = visual.patch_embed.proj.weight.sum(dim=2).flatten(1).to(patches.dtype)
     x = F.linear(patches.reshape(num_images, rows * columns * 4, -1), kernel)
     cos, sin = _vision_rope(rows, columns, visual.blocks[0].attn.head_dim, x.dtype)
+    run = _compiled(_vision_block) if is_compiled else _vision_block
     for block in visual.blocks:
-        x = _vision_block(block, x, cos, sin)
+        x = run(block, x, cos, sin)
     merger = visual.merger
     x = _norm(x, merger.ln_q.weight).view(num_images, rows * columns, -1)
     return _linear(F.gelu(_linear(x, merger.mlp[0])), merger.mlp[2])
 
 
 def language_forward(
-    model: Qwen2_5_VLForConditionalGeneration, x: Tensor, positions: Tensor, mask: Tensor
+    model: Qwen2_5_VLForConditionalGeneration,
+    x: Tensor,
+    positions: Tensor,
+    mask: Tensor,
+    is_compiled: bool = True,
 ) -> Tensor:
     """Runs the language model.
 
@@ -121,15 +130,22 @@ def language_forward(
         x: [batch, length, hidden], text and image embeddings.
         positions: [3, batch, length], int; time, row and column of each token.
         mask: [batch, 1, length, length], fp32; added to the attention scores.
+        is_compiled: As in `vision_forward`.
 
     Returns:
         [batch, length, hidden] after the last norm.
     """
     language = model.model.language_model
     cos, sin = _text_rope(positions, language.layers[0].self_attn.head_dim, x.dtype)
+    run = _compiled(_text_block) if is_compiled else _text_block
     for layer in language.layers:
-        x = _text_block(layer, x, cos, sin, mask)
+        x = run(layer, x, cos, sin, mask)
     return _norm(x, language.norm.weight)
+
+
+@lru_cache(maxsize=2)
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=True)
 
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
@@ -156,7 +172,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     return mixed.transpose(1, 2).flatten(2)
 
 
-@torch.compile(dynamic=True)
 def _vision_block(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     attn = block.attn
     batch, length, width = x.shape
@@ -168,7 +183,6 @@ def _vision_block(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tens
     return x + _gated(block.mlp, _norm(x, block.norm2.weight))
 
 
-@torch.compile(dynamic=True)
 def _text_block(layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
     attn = layer.self_attn
     batch, length, _ = x.shape

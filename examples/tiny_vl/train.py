@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -33,22 +33,37 @@ from examples.tiny_vl.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
 logger = logging.getLogger(__name__)
 
+STATE_FILE = "training-state.pt"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How long and how fast to train. The defaults made the shipped checkpoint."""
 
     minutes: float = 40.0
-    num_vision_steps: int = 600
+    num_vision_steps: int = 350
     num_processes: int = 2
     budget: int = 7000
     """About how many tokens a batch holds; sets the number of pictures in it."""
     muon_lr: float = 4e-3
     adam_lr: float = 3e-3
     warmup_steps: int = 100
-    decay_ratio: float = 0.45
+    decay_ratio: float = 0.4
     weight_decay: float = 0.02
     dense_weight: float = 0.4
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a training is.
+
+    Kept in a file with all else when the learning rate begins to fall, so that one can train on
+    from there for longer.
+    """
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    num_pictures: int = 0
 
 
 class Trainer:
@@ -119,6 +134,23 @@ class Trainer:
             parameter.grad = part.view_as(parameter)
         return shared.tolist()
 
+    def keep(self, path: Path, at: Progress) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "head": self.head.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "progress": asdict(at),
+        }
+        torch.save(state, path)
+
+    def load(self, path: Path) -> Progress:
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.head.load_state_dict(state["head"])
+        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        return Progress(**state["progress"])
+
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss of the cells' labels and that of the answers' tokens."""
         features = [self.encode(pictures) for pictures in batch.pictures]
@@ -162,7 +194,7 @@ def rate_at(plan: Plan, step: int, elapsed_s: float) -> float:
     return max(0.0, min(1.0, (step + 1) / plan.warmup_steps, left))
 
 
-def train(rank: int, out: Path, seed: int, plan: Plan) -> None:
+def train(rank: int, out: Path, seed: int, plan: Plan, resume: Path | None) -> None:
     """One of the processes that train together; the first writes the checkpoint and the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
@@ -174,26 +206,32 @@ def train(rank: int, out: Path, seed: int, plan: Plan) -> None:
     model = build_model(build_config(len(tokenizer), token_ids), seed)
     trainer = Trainer(model, plan, token_ids["<|image_pad|>"])
     maker = BatchMaker(tokenizer, seed, plan.budget)
-    start = time.monotonic()
-    step, elapsed_s, num_pictures = 0, 0.0, 0
-    while elapsed_s < 60 * plan.minutes:
-        index = step * plan.num_processes + rank
-        batch = maker.make(index, is_vision_only=step < plan.num_vision_steps)
-        num_pictures += sum(len(pictures.pixels) for pictures in batch.pictures)
-        rate = rate_at(plan, step, elapsed_s)
-        dense, answer, elapsed_s = trainer.step(batch, rate, time.monotonic() - start)
-        if rank == 0 and step % 50 == 0:
+    at = Progress()
+    if resume is not None:
+        at = trainer.load(resume)
+    start = time.monotonic() - at.elapsed_s
+    is_kept = False
+    while at.elapsed_s < 60 * plan.minutes:
+        is_vision_only = at.step < plan.num_vision_steps
+        batch = maker.make(at.step * plan.num_processes + rank, is_vision_only)
+        rate = rate_at(plan, at.step, at.elapsed_s)
+        if rank == 0 and rate < 1.0 and at.step > plan.warmup_steps and not is_kept:
+            trainer.keep(out / STATE_FILE, at)
+            is_kept = True
+        now_s = time.monotonic() - start
+        dense, answer, at.elapsed_s = trainer.step(batch, rate, now_s)
+        at.num_pictures += plan.num_processes * sum(len(p.pixels) for p in batch.pictures)
+        if rank == 0 and at.step % 50 == 0:
             logger.info(
-                "step %d, %.0f s, rate %.3f, %d pictures, dense %.4f, answer %.4f, %s",
-                *(step, elapsed_s, rate, num_pictures * plan.num_processes, dense, answer),
-                _seen(trainer, batch),
+                "%s, rate %.3f, dense %.4f, answer %.4f, %s",
+                *(at, rate, dense, answer, _seen(trainer, batch)),
             )
-        if rank == 0 and step % 500 == 499:
+        if rank == 0 and at.step % 500 == 499:
             save_checkpoint(model, tokenizer, out)
-        step += 1
+        at.step += 1
     if rank == 0:
         save_checkpoint(model, tokenizer, out)
-        logger.info("trained for %d steps, %.0f s", step, elapsed_s)
+        logger.info("trained: %s", at)
     dist.destroy_process_group()
 
 
@@ -208,16 +246,20 @@ def _seen(trainer: Trainer, batch: Batch) -> str:
 
 
 def main() -> None:
+    defaults = Plan()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--seed", type=int, default=1, help="of the data and the first weights")
-    parser.add_argument("--minutes", type=float, default=Plan.minutes, help="how long to train")
-    parser.add_argument("--vision-steps", type=int, default=Plan.num_vision_steps)
+    parser.add_argument("--minutes", type=float, default=defaults.minutes, help="how long to train")
+    parser.add_argument("--vision-steps", type=int, default=defaults.num_vision_steps)
+    parser.add_argument("--resume", type=Path, help=f"a {STATE_FILE} to go on from")
     args = parser.parse_args()
     plan = Plan(minutes=args.minutes, num_vision_steps=args.vision_steps)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "meeting").unlink(missing_ok=True)
-    torch.multiprocessing.spawn(train, (args.out, args.seed, plan), nprocs=plan.num_processes)
+    torch.multiprocessing.spawn(
+        train, (args.out, args.seed, plan, args.resume), nprocs=plan.num_processes
+    )
     (args.out / "meeting").unlink(missing_ok=True)
 
 
