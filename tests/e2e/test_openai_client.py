@@ -19,7 +19,13 @@ MESSAGES = [
 
 
 def options(max_tokens: int = 12, **more: object) -> dict[str, object]:
-    return {"model": "random-vl", "messages": MESSAGES, "max_tokens": max_tokens, **more}
+    return {
+        "model": "random-vl",
+        "messages": MESSAGES,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -78,6 +84,7 @@ async def test_concurrent_requests_get_the_answers_they_get_alone(
                 "model": "random-vl",
                 "messages": [user(encoded(picture(56 + 28 * i, 84, i)), f"Number {i}?")],
                 "max_tokens": 10,
+                "temperature": 0,
             }
             for i in range(8)
         ]

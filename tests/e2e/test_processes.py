@@ -56,7 +56,9 @@ def test_metrics_show_exactly_the_bytes_that_mooncake_moved(
     cluster: Cluster, checkpoint: Path
 ) -> None:
     before = {stage: cluster.metrics(stage) for stage in STAGES}
-    images = [encoded(picture(112, 84, seed)) for seed in (71, 72)]
+    processor = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    side = processor["patch_size"] * processor["merge_size"]  # pixels of one image token
+    images = [encoded(picture(9 * side, 7 * side, seed)) for seed in (71, 72)]
     reply = client(cluster).chat.completions.with_raw_response.create(
         model="random-vl",
         messages=[user(images[0], "and", images[1], "differ?")],  # type: ignore[list-item]
@@ -73,7 +75,7 @@ def test_metrics_show_exactly_the_bytes_that_mooncake_moved(
 
     config = json.loads((checkpoint / "config.json").read_text())
     text = config.get("text_config", config)
-    num_image_tokens = 2 * (112 // 28) * (84 // 28)
+    num_image_tokens = 2 * 9 * 7
     embedding_bytes = num_image_tokens * text["hidden_size"] * 4
     head_dim = text["hidden_size"] // text["num_attention_heads"]
     token_bytes = text["num_hidden_layers"] * 2 * text["num_key_value_heads"] * head_dim * 4

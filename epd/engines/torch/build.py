@@ -18,6 +18,7 @@ from epd.engines.torch.checkpoint import (
     default_dtype,
     load_language,
     load_vision,
+    num_parameters,
 )
 from epd.engines.torch.decode_loop import DecodeLoop
 from epd.engines.torch.decode_worker import DecodeWorker
@@ -107,6 +108,7 @@ async def _build_encode(
         hidden_size=checkpoint.language.hidden_size,
         dtype=default_dtype(config.device),
         fingerprint=checkpoint.fingerprint,
+        num_parameters=num_parameters(tower),
         timeout_s=config.request_timeout_s,
     )
 
@@ -146,6 +148,7 @@ async def _build_prefill(
         lender=lender,
         transfer=transfer,
         layout=_layout(checkpoint, lender.pool),
+        num_parameters=num_parameters(model),
         timeout_s=config.request_timeout_s,
     )
 
@@ -181,6 +184,7 @@ async def _build_decode(
         transfer=transfer,
         layout=layout,
         limits=_limits(config, checkpoint, lender.pool),
+        num_parameters=num_parameters(model),
         timeout_s=config.request_timeout_s,
     )
 

@@ -231,3 +231,8 @@ def _refuse(problem: str, names: Iterable[str], checkpoint: Checkpoint, part: We
     if first:
         shown = ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
         raise ConfigError(f"{checkpoint.path} {problem} {part} weights: {shown}")
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Numbers the model holds; tied weights, which share memory, count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

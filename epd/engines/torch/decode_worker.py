@@ -56,6 +56,7 @@ class DecodeWorker:
         transfer: TransferEngine,
         layout: KVLayout,
         limits: ContextLimits,
+        num_parameters: int,
         timeout_s: float,
     ) -> None:
         """Wire the parts together; `timeout_s` bounds each single wait of a request."""
@@ -68,6 +69,7 @@ class DecodeWorker:
         self._transfer = transfer
         self._layout = layout
         self._limits = limits
+        self._num_parameters = num_parameters
         self._timeout_s = timeout_s
         self._publish_gauges()
 
@@ -116,6 +118,7 @@ class DecodeWorker:
     def describe(self) -> dict[str, Any]:
         return {
             "session_id": self._transfer.session_id,
+            "num_parameters": self._num_parameters,
             "model_fingerprint": self._layout.model_fingerprint,
             "kv_layout": self._layout.model_dump(),
             "max_total_num_tokens": self._lender.pool.max_tokens,

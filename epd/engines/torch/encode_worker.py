@@ -51,6 +51,7 @@ class EncodeWorker:
         hidden_size: int,
         dtype: torch.dtype,
         fingerprint: str,
+        num_parameters: int,
         timeout_s: float,
     ) -> None:
         """Wire the parts together; `buffer` is the arena's memory, `timeout_s` bounds each wait."""
@@ -64,6 +65,7 @@ class EncodeWorker:
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._fingerprint = fingerprint
+        self._num_parameters = num_parameters
         self._timeout_s = timeout_s
         # Decoding and cutting images is CPU work beside the vision tower's; one at a time, since
         # a large image takes a large part of the memory there is.
@@ -140,6 +142,7 @@ class EncodeWorker:
     def describe(self) -> dict[str, Any]:
         return {
             "session_id": self._transfer.session_id,
+            "num_parameters": self._num_parameters,
             "model_fingerprint": self._fingerprint,
             "embedding_bytes": self._store.arena.capacity_bytes,
         }

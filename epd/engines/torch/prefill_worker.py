@@ -49,6 +49,7 @@ class PrefillWorker:
         lender: KVLender,
         transfer: TransferEngine,
         layout: KVLayout,
+        num_parameters: int,
         timeout_s: float,
     ) -> None:
         """Wire the parts together; `timeout_s` bounds each single wait of a request."""
@@ -58,6 +59,7 @@ class PrefillWorker:
         self._lender = lender
         self._transfer = transfer
         self._layout = layout
+        self._num_parameters = num_parameters
         self._timeout_s = timeout_s
         self._rooms = RoomTable(shell.clock)
         self._publish_gauges()
@@ -135,6 +137,7 @@ class PrefillWorker:
     def describe(self) -> dict[str, Any]:
         return {
             "session_id": self._transfer.session_id,
+            "num_parameters": self._num_parameters,
             "model_fingerprint": self._layout.model_fingerprint,
             "kv_layout": self._layout.model_dump(),
             "max_total_num_tokens": self._lender.pool.max_tokens,
