@@ -41,7 +41,7 @@ class ClusterToken:
     def check(self, authorization: str | None) -> None:
         """Raises AuthenticationError unless `authorization` is our bearer header."""
         expected = self.headers["Authorization"].encode()
-        if not hmac.compare_digest((authorization or "").encode(), expected):
+        if not hmac.compare_digest(_header_bytes(authorization), expected):
             raise AuthenticationError(
                 "missing or wrong cluster token: coordinator and workers must share one "
                 f"({TOKEN_VARIABLE} or --token-file)"
@@ -53,7 +53,7 @@ class ClusterToken:
 
     def is_signed(self, text: str, signature: str) -> bool:
         """Whether `signature` is `sign(text)`."""
-        return hmac.compare_digest(self.sign(text).encode(), signature.encode())
+        return hmac.compare_digest(self.sign(text).encode(), _header_bytes(signature))
 
 
 def default_token_file() -> Path:
@@ -119,12 +119,17 @@ class APIKeys:
         """Raises AuthenticationError unless no keys are configured or the bearer is one of them."""
         if not self._hashes:
             return
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        if scheme.lower() != "bearer" or digest not in self._hashes:
+        scheme, _, key = _header_bytes(authorization).partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        if scheme.lower() != b"bearer" or digest not in self._hashes:
             raise AuthenticationError(
                 "missing or wrong API key: send the header Authorization: Bearer YOUR_KEY"
             )
+
+
+def _header_bytes(text: str | None) -> bytes:
+    """What a peer sent, which may be no valid UTF-8: aiohttp decodes it with surrogates."""
+    return (text or "").encode(errors="surrogateescape")
 
 
 def load_api_keys(path: Path | None) -> APIKeys:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
+import aiohttp
 from aiohttp import web
 
 from epd.api.errors import REQUEST_ID_HEADER, error_event, too_large
 from epd.coordinator.coordinator import Coordinator
-from epd.errors import EPDError
+from epd.errors import AbortedError, BadRequestError, EPDError
 from epd.types import RequestId
+
+_BODY_S = 60.0
+_FAREWELL_S = 1.0
 
 
 def mint_request_id() -> RequestId:
@@ -31,7 +37,7 @@ class ClientSink:
         return self.response is not None
 
     async def start(self, content_type: str) -> None:
-        self.response = web.StreamResponse(
+        response = web.StreamResponse(
             headers={
                 "Content-Type": content_type,
                 "Cache-Control": "no-cache",
@@ -40,11 +46,29 @@ class ClientSink:
                 REQUEST_ID_HEADER: self._request_id,
             }
         )
-        await self.response.prepare(self._request)
+        with _client_may_leave():
+            await response.prepare(self._request)
+        self.response = response
 
     async def write(self, chunk: bytes) -> None:
-        assert self.response is not None
-        await self.response.write(chunk)
+        assert self.response is not None, "write comes after start"
+        with _client_may_leave():
+            await self.response.write(chunk)
+
+    async def finish(self) -> None:
+        assert self.response is not None, "finish comes after start"
+        with _client_may_leave():
+            await self.response.write_eof()
+
+    async def fail(self, error: EPDError) -> None:
+        """End a stream that has begun with an error event; hang up on a client not reading."""
+        try:
+            async with asyncio.timeout(_FAREWELL_S):
+                await self.write(error_event(error))
+                await self.finish()
+        except (TimeoutError, AbortedError):
+            if self._request.transport is not None:
+                self._request.transport.abort()
 
 
 class ChatEndpoint:
@@ -58,18 +82,41 @@ class ChatEndpoint:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         request_id = self._mint()
-        try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge as exc:
-            raise too_large(exc) from None
         record = self._coordinator.log.open(request_id)
         sink = ClientSink(request, request_id)
         try:
-            await self._coordinator.chat(record, body, sink)
+            await self._coordinator.chat(record, lambda: read_body(request), sink)
         except EPDError as exc:
-            if sink.response is None:
+            if not sink.has_started:
                 raise
-            await sink.write(error_event(exc))
+            await sink.fail(exc)
         assert sink.response is not None, "a finished request has an answer"
-        await sink.response.write_eof()
         return sink.response
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The request's body.
+
+    Raises:
+        TooLargeError: more bytes than allowed.
+        BadRequestError: it came too slowly or cannot be decompressed.
+        AbortedError: the client left.
+    """
+    try:
+        async with asyncio.timeout(_BODY_S):
+            with _client_may_leave():
+                return await request.read()
+    except web.HTTPRequestEntityTooLarge as exc:
+        raise too_large(exc) from None
+    except TimeoutError:
+        raise BadRequestError(f"the request body did not arrive within {_BODY_S:g} s") from None
+    except (aiohttp.ClientPayloadError, web.PayloadAccessError) as exc:
+        raise BadRequestError("the request body cannot be read as it was sent") from exc
+
+
+@contextlib.contextmanager
+def _client_may_leave() -> Generator[None]:
+    try:
+        yield
+    except ConnectionError as exc:
+        raise AbortedError("the client left") from exc

@@ -47,7 +47,9 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         error = BadRequestError(f"{request.method} {request.path}: {exc.reason}")
         return web.json_response(error.to_dict(), status=exc.status, headers=_allow(exc))
     except Exception:
-        logger.exception("%s %s failed", request.method, request.path)
+        # The route, not the path: a path may carry a capability, or line breaks.
+        resource = request.match_info.route.resource
+        logger.exception("%s %s failed", request.method, resource and resource.canonical)
         return error_response(EPDError("internal error: see the coordinator's log"))
 
 

@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from epd.coordinator.coordinator import Coordinator
-from epd.errors import NoWorkerError
+from epd.errors import NoWorkerError, OverloadedError
 from epd.types import WorkerState
 
 
@@ -38,7 +38,9 @@ class PublicEndpoints:
         return web.json_response({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """`GET /ready`: each stage has a ready worker."""
+        """`GET /ready`: new requests are taken, and each stage has a ready worker."""
+        if self._coordinator.is_draining:
+            raise OverloadedError("the coordinator is shutting down", retry_after_s=5.0)
         missing = self._coordinator.registry.missing_stages()
         if missing:
             raise NoWorkerError(f"no ready worker for: {', '.join(missing)}", retry_after_s=1.0)

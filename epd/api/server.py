@@ -30,6 +30,10 @@ from epd.pools.registry import Registry
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
+_SHUTDOWN_S = 2.0
+# Below the 5 s after which SGLang's servers close an idle connection: a request sent on one that
+# is just being closed would be lost, and a POST is not sent twice.
+_KEEPALIVE_S = 4.0
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _CAPABILITY_PATHS = ("/internal/media/", "/internal/encoders/")
 
@@ -46,7 +50,7 @@ async def build_coordinator(
     edge = MediaEdge(limits, cache, HttpFetcher(limits))
     # Deadlines are the dispatcher's; the session only bounds how long a connect may take.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, trust_env=False, auto_decompress=False
     ) as session:
@@ -72,6 +76,7 @@ async def build_coordinator(
             yield coordinator
         finally:
             expiry.cancel()
+            await asyncio.wait([expiry])
             await edge.close()
 
 
@@ -127,7 +132,9 @@ async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None =
     async with build_coordinator(config, token, base_url=base_url, clock=clock) as coordinator:
         app = build_app(coordinator, config, token=token, api_keys=api_keys, clock=clock)
         # A client that leaves cancels its handler, and with it every stage of the request.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
+        )
         await runner.setup()
         site = web.TCPSite(runner, config.host, config.port)
         try:
@@ -142,7 +149,7 @@ async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None =
         try:
             await _until_stopped(parent_pid)
         finally:
-            await site.stop()
+            # Still listening: what runs needs the encoder slots, and newcomers a clear 503.
             await coordinator.drain(_DRAIN_S)
             await runner.cleanup()
 
@@ -154,7 +161,8 @@ def _authentication(token: ClusterToken, api_keys: APIKeys):
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         authorization = request.headers.get("Authorization")
         path = request.path
-        if path in OPEN_PATHS or path.startswith(_CAPABILITY_PATHS):
+        is_unknown = request.match_info.http_exception is not None  # 404 or 405 follows
+        if is_unknown or path in OPEN_PATHS or path.startswith(_CAPABILITY_PATHS):
             pass
         elif path.startswith("/v1/") or path == "/metrics":
             _check_either(authorization, token, api_keys)

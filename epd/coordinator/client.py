@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import aiohttp
 
 from epd.auth import ClusterToken
-from epd.errors import DeadlineError, WorkerError, from_dict
+from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError, from_dict
 from epd.pools.registry import Registry, Worker
 
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
+T = TypeVar("T")
 
 
 class WorkerClient:
@@ -26,7 +28,12 @@ class WorkerClient:
     ) -> None:
         self._session = session
         self._registry = registry
-        self._headers = {**token.headers, "Content-Type": "application/json"}
+        self._headers = {
+            **token.headers,
+            "Content-Type": "application/json",
+            # Answers are relayed as they come, so nobody may compress them on the way.
+            "Accept-Encoding": "identity",
+        }
 
     async def open(self, worker: Worker, path: str, body: bytes) -> aiohttp.ClientResponse:
         """POST and return the response once its headers are here; the caller releases it.
@@ -36,17 +43,41 @@ class WorkerClient:
             EPDError: the worker answered with an error.
         """
         try:
-            response = await self._session.post(worker.url + path, data=body, headers=self._headers)
+            response = await self._session.post(
+                # A redirect would take the cluster token to wherever it points.
+                worker.url + path,
+                data=body,
+                headers=self._headers,
+                allow_redirects=False,
+            )
         except (aiohttp.ClientError, OSError) as exc:
-            raise self.broken(worker, exc) from exc
-        if response.status >= 400:
-            try:
-                raise from_dict(await _json(response), response.status)
-            except (aiohttp.ClientError, OSError) as exc:
-                raise self.broken(worker, exc) from exc
-            finally:
-                response.release()
+            raise self._broken(worker, exc) from exc
+        if response.status >= 300:
+            async with response:
+                raise _refusal(worker, response.status, await self.read(worker, response))
         return response
+
+    async def read(self, worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+        """The whole body of an open response.
+
+        Raises:
+            WorkerError: the worker broke the connection.
+        """
+        try:
+            return await response.read()
+        except (aiohttp.ClientError, OSError) as exc:
+            raise self._broken(worker, exc) from exc
+
+    async def read_some(self, worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+        """The next bytes of an open response as soon as there are any; empty at its end.
+
+        Raises:
+            WorkerError: the worker broke the connection.
+        """
+        try:
+            return await response.content.readany()
+        except (aiohttp.ClientError, OSError) as exc:
+            raise self._broken(worker, exc) from exc
 
     async def post(
         self, worker: Worker, path: str, body: bytes, *, timeout_s: float
@@ -54,30 +85,17 @@ class WorkerClient:
         """POST and return the whole JSON answer.
 
         Raises:
-            WorkerError, EPDError: as `open`.
+            WorkerError, EPDError: as `open`; also once the worker's lease lapses.
             DeadlineError: no answer within `timeout_s`.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                response = await self.open(worker, path, body)
-                async with response:
-                    answer = await _json(response)
-        except TimeoutError:
-            raise DeadlineError(f"{worker}: no answer to {path} in {timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as exc:
-            raise self.broken(worker, exc) from exc
-        return answer if isinstance(answer, dict) else {}
+        return await _while_alive(worker, self._post(worker, path, body, timeout_s))
 
     async def abort(self, worker: Worker, request_id: str) -> bool:
         """Tell a worker to drop a request. Returns whether it acknowledged."""
+        body = json.dumps({"rid": request_id}).encode()
         try:
-            await self.post(
-                worker,
-                "/abort_request",
-                json.dumps({"rid": request_id}).encode(),
-                timeout_s=ABORT_TIMEOUT_S,
-            )
-        except (WorkerError, DeadlineError) as exc:
+            await self._post(worker, "/abort_request", body, ABORT_TIMEOUT_S)
+        except EPDError as exc:
             # A worker that died holds nothing; one that hangs frees it when its own lease ends.
             logger.warning(
                 "abort not acknowledged: %s",
@@ -87,17 +105,51 @@ class WorkerClient:
             return False
         return True
 
-    def broken(self, worker: Worker, cause: BaseException) -> WorkerError:
+    async def _post(
+        self, worker: Worker, path: str, body: bytes, timeout_s: float
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with await self.open(worker, path, body) as response:
+                    answer = _decode(await self.read(worker, response))
+        except TimeoutError:
+            raise DeadlineError(f"{worker}: no answer to {path} in {timeout_s:g} s") from None
+        return answer if isinstance(answer, dict) else {}
+
+    def _broken(self, worker: Worker, cause: BaseException) -> WorkerError:
         """The error for a connection to `worker` that failed; the worker becomes suspect."""
         self._registry.suspect(worker)
-        what = (
-            "cannot be reached" if isinstance(cause, aiohttp.ClientConnectorError) else "vanished"
-        )
-        return WorkerError(f"{worker} {what}")
+        is_refused = isinstance(cause, aiohttp.ClientConnectorError)
+        return WorkerError(f"{worker} {'cannot be reached' if is_refused else 'vanished'}")
 
 
-async def _json(response: aiohttp.ClientResponse) -> object:
-    body = await response.read()
+async def _while_alive(worker: Worker, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, or the worker's loss if that comes first."""
+    task = asyncio.ensure_future(work)
+    lost = asyncio.ensure_future(worker.lost.wait())
+    try:
+        await asyncio.wait((task, lost), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise worker.loss
+        return task.result()
+    finally:
+        task.cancel()
+        lost.cancel()
+        await asyncio.wait((task, lost))
+
+
+def _refusal(worker: Worker, status: int, body: bytes) -> EPDError:
+    """The error behind a worker's answer of status >= 300."""
+    if status in (401, 403):
+        return WorkerError(f"{worker} refused this coordinator's cluster token: share one")
+    error = from_dict(_decode(body), status)
+    # These say that the worker speaks another contract, not that the client asked wrongly.
+    if status in (404, 405) and type(error) is BadRequestError:
+        return WorkerError(f"{worker} answered {status}: {error.message}")
+    return error
+
+
+def _decode(body: bytes) -> object:
     try:
         return json.loads(body) if body else {}
     except ValueError:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,7 +30,7 @@ from epd.coordinator.media_urls import MediaURLs
 from epd.errors import AbortedError, BadRequestError, EPDError, OverloadedError
 from epd.media import MediaCache, MediaEdge, MediaItem
 from epd.observability.metrics import CoordinatorMetrics
-from epd.pools.registry import Registry, Worker
+from epd.pools.registry import Registry
 from epd.pools.routing import least_loaded
 from epd.types import RequestId, Room, Stage
 from epd.wire import ChatRequest, ModelCard, Span, WorkerReport, load_json, parse_chat_request
@@ -98,8 +98,21 @@ class Coordinator:
             if span.name == "decode" and span.num_tokens > 1:
                 self.metrics.tpot.observe(span.duration_s / (span.num_tokens - 1))
 
-    async def chat(self, record: RequestRecord, body: bytes, sink: Sink) -> None:
+    @property
+    def is_draining(self) -> bool:
+        """Whether this process is about to end and takes no new requests."""
+        return self._is_draining
+
+    async def chat(
+        self, record: RequestRecord, read_body: Callable[[], Awaitable[bytes]], sink: Sink
+    ) -> None:
         """Answer one chat request; `record` ends finished, failed or aborted.
+
+        Args:
+            record: the request's, just opened.
+            read_body: gives the request's body; called once the request is admitted, so that
+                requests over the limit cost no memory.
+            sink: takes the answer.
 
         Raises:
             EPDError: why it failed; the caller tells the client.
@@ -107,10 +120,12 @@ class Coordinator:
         """
         try:
             with self._admit():
-                await self._carry_out(record, body, sink)
+                await self._carry_out(record, await read_body(), sink)
         except EPDError as exc:
             exc.request_id = record.request_id
-            self._end(record, RequestState.FAILED, exc.status, exc.code)
+            is_aborted = isinstance(exc, AbortedError)
+            state = RequestState.ABORTED if is_aborted else RequestState.FAILED
+            self._end(record, state, exc.status, exc.code)
             raise
         except asyncio.CancelledError:
             self._end(record, RequestState.ABORTED, AbortedError.status, AbortedError.code)
@@ -159,8 +174,18 @@ class Coordinator:
             for worker in (pair.prefill, pair.decode):
                 held.enter_context(worker.carrying(estimate_tokens(request, record)))
             self._rewrite(document, record.request_id, request, items, pair)
+            rewritten = dump_json(document)
+            dispatch = Dispatch(
+                self._client,
+                self._clock,
+                self._config.requests,
+                record,
+                pair,
+                is_stream=request.stream,
+            )
             record.enter(RequestState.DISPATCHED)
-            await self._dispatch(record, json.dumps(document).encode(), pair, sink, tokens)
+            with self._in_room(record, pair, tokens):
+                await dispatch.run(rewritten, sink)
 
     def _require_stages(self, request: ChatRequest, card: ModelCard) -> None:
         """Fail at once, before any fetch, when a stage has no worker."""
@@ -189,13 +214,9 @@ class Coordinator:
 
     def _plan(self, card: ModelCard) -> Pair:
         return Pair(
-            prefill=self._choose(Stage.PREFILL, card), decode=self._choose(Stage.DECODE, card)
+            prefill=self.registry.choose(Stage.PREFILL, card.model_id, least_loaded),
+            decode=self.registry.choose(Stage.DECODE, card.model_id, least_loaded),
         )
-
-    def _choose(self, stage: Stage, card: ModelCard) -> Worker:
-        ready = self.registry.ready(stage, card.model_id)
-        choice = least_loaded([worker.candidate for worker in ready])
-        return next(worker for worker in ready if worker.worker_id == choice.worker_id)
 
     def _rewrite(
         self,
@@ -219,33 +240,30 @@ class Coordinator:
                 image_url["url"] = self.media_urls.sign(item.content_hash)
                 image_url["content_hash"] = item.content_hash
 
-    async def _dispatch(
-        self,
-        record: RequestRecord,
-        body: bytes,
-        pair: Pair,
-        sink: Sink,
-        image_tokens: dict[str, int],
-    ) -> None:
+    @contextlib.contextmanager
+    def _in_room(
+        self, record: RequestRecord, pair: Pair, image_tokens: dict[str, int]
+    ) -> Generator[None]:
+        """Let workers meet over this request; afterwards make those drop it that still hold it."""
         request_id = record.request_id
-        dispatch = Dispatch(self._client, self._clock, self._config.requests, record, pair)
-        is_answered = False
         self.gateway.open(request_id, record.model_id, image_tokens)
         self.metrics.rooms_open.inc()
         try:
-            await dispatch.run(body, sink)
-            is_answered = True
+            yield
         finally:
             self.metrics.rooms_open.dec()
             holders = self.gateway.close(request_id)
-            if not is_answered:
-                for worker in {id(w): w for w in (pair.prefill, pair.decode, *holders)}.values():
-                    self._in_background(self._client.abort(worker, request_id))
+            if not record.is_answered:
+                holders += [pair.prefill, pair.decode]
+            for worker in holders:
+                self._in_background(self._client.abort(worker, request_id))
 
     def _end(
         self, record: RequestRecord, state: RequestState, status: int, code: str | None = None
     ) -> None:
         """Close the record and count it."""
+        if record.is_answered:  # a client may hang up as soon as it has its answer
+            state, status, code = RequestState.FINISHED, 200, None
         record.enter(state)
         record.ended_s = self._clock.monotonic()
         record.status = status
@@ -282,6 +300,20 @@ class Coordinator:
             async with asyncio.timeout(_ABORT_GRACE_S):
                 await self._idle.wait()
                 await asyncio.gather(*self._background, return_exceptions=True)
+
+
+def dump_json(document: dict[str, Any]) -> bytes:
+    """The document as JSON again.
+
+    Raises:
+        BadRequestError: it cannot be written, although Python could read it.
+    """
+    try:
+        return json.dumps(document, allow_nan=False).encode()
+    except RecursionError:
+        raise BadRequestError("the request body is nested too deeply") from None
+    except ValueError:
+        raise BadRequestError("the request body holds a number that is out of range") from None
 
 
 def validate(document: dict[str, Any]) -> ChatRequest:

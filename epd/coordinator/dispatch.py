@@ -1,16 +1,18 @@
 """Prefill and decode of one request: both are asked at once, decode's answer is relayed.
 
-The pair lives and dies together. Whatever ends it first wins and the rest is cancelled: an error of
-either worker, a worker whose lease lapses, a deadline, or the client leaving. Before a byte has
-reached the client an error is raised and becomes an HTTP status; afterwards it becomes an SSE error
-event.
+The pair lives and dies together until decode has the KV; from then on prefill no longer matters.
+Whatever ends it first wins and the rest is cancelled: an error of either worker, a worker whose
+lease lapses, a deadline, or the client leaving. Before a byte has reached the client an error is
+raised and becomes an HTTP status; afterwards it becomes an SSE error event.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,17 +22,31 @@ from epd.clock import Clock
 from epd.config import RequestConfig
 from epd.coordinator.client import WorkerClient
 from epd.coordinator.lifecycle import RequestRecord, RequestState
-from epd.errors import DeadlineError, EPDError, WorkerError, from_dict
+from epd.errors import (
+    AbortedError,
+    BadRequestError,
+    DeadlineError,
+    EPDError,
+    WorkerError,
+    from_dict,
+)
 from epd.pools.registry import Worker
 
 logger = logging.getLogger(__name__)
 
+_PATH = "/v1/chat/completions"
 _PREFILL_GRACE_S = 5.0
+_EVENT_END = b"\n\n"
+# Neither can be part of a token's text: inside JSON a quote and a line end are escaped.
 _ERROR_EVENT = b'data: {"error"'
+_DONE_EVENT = b"data: [DONE]\n\n"
 
 
 class Sink(Protocol):
-    """Where the answer goes: the client's connection, or a test's list."""
+    """Where the answer goes: the client's connection, or a test's list.
+
+    Each method raises AbortedError if the client is no longer there.
+    """
 
     @property
     def has_started(self) -> bool:
@@ -43,6 +59,10 @@ class Sink(Protocol):
 
     async def write(self, chunk: bytes) -> None:
         """Send bytes of the body; waits while the client reads slowly."""
+        ...
+
+    async def finish(self) -> None:
+        """Tell the client that it has the whole body."""
         ...
 
 
@@ -64,19 +84,24 @@ class Dispatch:
         limits: RequestConfig,
         record: RequestRecord,
         pair: Pair,
+        *,
+        is_stream: bool,
     ) -> None:
         self._client = client
         self._clock = clock
         self._limits = limits
         self._record = record
         self._pair = pair
+        self._is_stream = is_stream
+        self._handed_over = asyncio.Event()  # decode has the KV: prefill is no longer needed
         self._progress_s = clock.monotonic()
+        self._awaited = "the first token did not come"
 
     async def run(self, body: bytes, sink: Sink) -> None:
         """Carry the request out and relay decode's answer to `sink`.
 
         Raises:
-            EPDError: the first failure of either worker, or a deadline.
+            EPDError: the first failure of either worker, a deadline, or AbortedError.
             CancelledError: the client left.
         """
         try:
@@ -84,10 +109,10 @@ class Dispatch:
                 prefill = group.create_task(self._prefill(body))
                 guards = [
                     group.create_task(self._watch_clock()),
-                    *(
-                        group.create_task(_watch(w))
-                        for w in (self._pair.prefill, self._pair.decode)
+                    group.create_task(
+                        _watch(self._pair.prefill, lambda: not self._handed_over.is_set())
                     ),
+                    group.create_task(_watch(self._pair.decode)),
                 ]
                 await self._relay(body, sink)
                 # Prefill answers once decode has its KV, so it is done or about to be.
@@ -95,87 +120,137 @@ class Dispatch:
                 for task in (prefill, *guards):
                     task.cancel()
         except* EPDError as failures:
-            raise _first(failures) from None
+            if not self._record.is_answered:
+                raise _most_telling(failures) from None
 
     async def _prefill(self, body: bytes) -> None:
+        worker = self._pair.prefill
         try:
-            response = await self._client.open(self._pair.prefill, "/v1/chat/completions", body)
-            async with response:
-                await response.read()
-        except (aiohttp.ClientError, OSError) as exc:
-            error = self._client.broken(self._pair.prefill, exc)
-            if self._record.first_token_s is None:
-                raise error from exc
-            logger.warning("%s after its hand-off; decode goes on", error)
+            async with await self._client.open(worker, _PATH, body) as response:
+                await self._client.read(worker, response)
+        except EPDError as error:
+            if not self._handed_over.is_set():
+                raise
+            logger.warning(
+                "prefill failed after its hand-off, decode goes on: %s",
+                error,
+                extra={"request_id": self._record.request_id, "worker_id": worker.worker_id},
+            )
+        else:
+            self._hand_over()
 
     async def _relay(self, body: bytes, sink: Sink) -> None:
-        response = await self._client.open(self._pair.decode, "/v1/chat/completions", body)
+        worker = self._pair.decode
+        response = await self._client.open(worker, _PATH, body)
         try:
             if response.content_type == "text/event-stream":
                 await self._relay_events(response, sink)
             else:
-                body = await response.read()
+                answer = await self._client.read(worker, response)
+                self._awaited = "the client did not read"
                 await sink.start(response.content_type)
-                await sink.write(body)
-        except (aiohttp.ClientError, OSError) as exc:
-            raise self._client.broken(self._pair.decode, exc) from exc
+                await sink.write(answer)
+                self._record.is_answered = True
+                await sink.finish()
         finally:
             response.release()
 
     async def _relay_events(self, response: aiohttp.ClientResponse, sink: Sink) -> None:
+        """Relay whole events, so that an error event never lands in the middle of another."""
+        pending = b""
+        while chunk := await self._client.read_some(self._pair.decode, response):
+            pending = pending + chunk if pending else chunk
+            end = pending.rfind(_EVENT_END) + len(_EVENT_END)
+            if end < len(_EVENT_END):
+                continue
+            events, pending = pending[:end], pending[end:]
+            await self._relay_whole(events, sink)
+        if not self._record.is_answered:
+            raise WorkerError(f"{self._pair.decode} cut the stream short")
+
+    async def _relay_whole(self, events: bytes, sink: Sink) -> None:
         # Bytes are relayed as they come: parsing each event would cost more than sending it.
-        tail = b""
-        async for chunk in response.content.iter_any():
-            self._progress_s = self._clock.monotonic()
+        error_at = events.find(_ERROR_EVENT)
+        tokens = events if error_at < 0 else events[:error_at]
+        self._progress_s = self._clock.monotonic()
+        if tokens:
             if not sink.has_started:
-                if chunk.startswith(_ERROR_EVENT):
-                    raise _event_error(chunk)
                 self._record.first_token_s = self._progress_s
                 self._record.enter(RequestState.STREAMING)
-                await sink.start(response.content_type)
-            await sink.write(chunk)
-            tail = (tail + chunk)[-64:]
-        if b"[DONE]" not in tail and b'"error"' not in tail:
-            raise WorkerError(f"{self._pair.decode} cut the stream short")
+                self._hand_over()
+                await sink.start("text/event-stream")
+            self._awaited = "the client did not read"
+            await sink.write(tokens)
+            self._progress_s = self._clock.monotonic()
+            self._awaited = "the next token did not come"
+        if error_at >= 0:
+            raise _event_error(events[error_at:])
+        if events.endswith(_DONE_EVENT):
+            self._record.is_answered = True
+            await sink.finish()
+
+    def _hand_over(self) -> None:
+        if not self._handed_over.is_set():
+            self._handed_over.set()
+            self._progress_s = self._clock.monotonic()
+            self._awaited = "the next token did not come"
 
     async def _watch_clock(self) -> None:
         """The one timer of this request: first token, stall and total deadline."""
-        ends_s = self._record.created_s + self._limits.total_s
+        limits, record = self._limits, self._record
         while True:
-            is_streaming = self._record.first_token_s is not None
-            limit_s = self._limits.stall_s if is_streaming else self._limits.first_token_s
-            remaining_s = min(self._progress_s + limit_s, ends_s) - self._clock.monotonic()
+            deadlines = [(record.created_s + limits.total_s, "it was not done", limits.total_s)]
+            if not self._handed_over.is_set():
+                first_token_s = limits.first_token_s
+                deadlines.append((record.created_s + first_token_s, self._awaited, first_token_s))
+            elif self._is_stream or record.is_answered:
+                # A whole answer shows no progress until it is there.
+                deadlines.append((self._progress_s + limits.stall_s, self._awaited, limits.stall_s))
+            deadline_s, what, limit_s = min(deadlines)
+            remaining_s = deadline_s - self._clock.monotonic()
             if remaining_s <= 0:
-                what = "the next token" if is_streaming else "the first token"
-                raise DeadlineError(f"{what} did not come within the deadline")
-            await asyncio.sleep(remaining_s)
-
-
-async def _watch(worker: Worker) -> None:
-    await worker.lost.wait()
-    raise WorkerError(f"{worker} vanished")
-
-
-def _first(failures: BaseExceptionGroup[EPDError]) -> EPDError:
-    """The failure to report: a client's mistake says more than a peer's complaint about it."""
-    found: list[EPDError] = []
-
-    def collect(group: BaseExceptionGroup[EPDError]) -> None:
-        for failure in group.exceptions:
-            if isinstance(failure, BaseExceptionGroup):
-                collect(failure)
+                raise DeadlineError(f"the request was ended: {what} within {limit_s:g} s")
+            if self._handed_over.is_set():
+                await asyncio.sleep(remaining_s)  # progress only puts the deadline off
             else:
-                found.append(failure)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._handed_over.wait(), remaining_s)
 
-    collect(failures)
-    return min(found, key=lambda error: error.status)
+
+async def _watch(worker: Worker, is_needed: Callable[[], bool] = lambda: True) -> None:
+    await worker.lost.wait()
+    if is_needed():
+        raise worker.loss
+
+
+def _most_telling(failures: BaseExceptionGroup[EPDError]) -> EPDError:
+    """The failure to report of those that came at once.
+
+    A client's mistake says more than a peer's complaint about it, and an abort only follows from
+    something else; otherwise the first.
+    """
+
+    def rank(error: EPDError) -> int:
+        if isinstance(error, AbortedError):
+            return 2
+        return 0 if isinstance(error, BadRequestError) else 1
+
+    return min(_flat(failures), key=rank)
+
+
+def _flat(group: BaseExceptionGroup[EPDError]) -> list[EPDError]:
+    found: list[EPDError] = []
+    for failure in group.exceptions:
+        found += _flat(failure) if isinstance(failure, BaseExceptionGroup) else [failure]
+    return found
 
 
 def _event_error(event: bytes) -> EPDError:
-    payload = event.split(b"\n", 1)[0].removeprefix(b"data:")
+    """The error that an SSE error event tells; SGLang gives the HTTP status as its code."""
+    payload = event.split(_EVENT_END, 1)[0].removeprefix(b"data:")
     try:
         body = json.loads(payload)
     except ValueError:
-        body = "the decode worker failed"
-    code = body.get("error", {}).get("code") if isinstance(body, dict) else None
+        return WorkerError("the decode worker failed")
+    code = body["error"].get("code") if isinstance(body["error"], dict) else None
     return from_dict(body, code if isinstance(code, int) else 502)

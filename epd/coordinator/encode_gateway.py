@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from epd.coordinator.client import WorkerClient
-from epd.errors import BadRequestError, DeadlineError, WorkerError
+from epd.errors import BadRequestError, DeadlineError, NoWorkerError, WorkerError
 from epd.pools.registry import Registry, Worker
-from epd.pools.routing import Candidate
+from epd.pools.routing import Policy
 from epd.types import RequestId, Stage
 from epd.wire import EncodeRequest, MetadataRequest, SendRequest, parse
 
@@ -31,10 +30,19 @@ _PART_MARK = "_local_part_"
 
 @dataclass(slots=True)
 class _Part:
-    """One image part: where it was placed."""
+    """One image part: where it was placed, and the load it is there until it has been sent."""
 
     placement: asyncio.Future[Worker]
+    load: ExitStack = field(default_factory=ExitStack)
     is_sent: bool = False
+
+    @property
+    def holder(self) -> Worker | None:
+        """The worker that may hold the part's embeddings."""
+        placement = self.placement
+        if self.is_sent or not placement.done() or placement.cancelled() or placement.exception():
+            return None
+        return placement.result()
 
 
 @dataclass(slots=True)
@@ -45,7 +53,6 @@ class _Flight:
     image_tokens: dict[str, int]
     """By content hash; the cost the policy weighs."""
     parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
-    load: ExitStack = field(default_factory=ExitStack)
 
 
 class EncodeGateway:
@@ -55,7 +62,7 @@ class EncodeGateway:
         self,
         registry: Registry,
         client: WorkerClient,
-        policy: Callable[[Sequence[Candidate]], Candidate],
+        policy: Policy,
         *,
         timeout_s: float,
     ) -> None:
@@ -79,13 +86,11 @@ class EncodeGateway:
         flight = self._flights.pop(request_id, None)
         if flight is None:
             return []
-        flight.load.close()
         holders: dict[str, Worker] = {}
         for part in flight.parts.values():
-            if not part.placement.done():
-                part.placement.cancel()
-            elif not part.is_sent and not part.placement.cancelled():
-                worker = part.placement.result()
+            part.load.close()
+            part.placement.cancel()  # nobody waits any more; no effect on a placed part
+            if (worker := part.holder) is not None:
                 holders[worker.worker_id] = worker
         return list(holders.values())
 
@@ -101,11 +106,14 @@ class EncodeGateway:
         flight, part = self._part(request.req_id)
         if part.placement.done():
             raise BadRequestError(f"part {request.req_id} was already placed", param="req_id")
-        ready = self._registry.ready(Stage.ENCODE, flight.model_id)
-        choice = self._policy([worker.candidate for worker in ready])
-        worker = next(w for w in ready if w.worker_id == choice.worker_id)
+        try:
+            worker = self._registry.choose(Stage.ENCODE, flight.model_id, self._policy)
+        except NoWorkerError as error:
+            part.placement.set_exception(error)
+            part.placement.exception()  # seen, even if nobody waits for the placement
+            raise
         part.placement.set_result(worker)
-        flight.load.enter_context(worker.carrying(_cost(request, flight.image_tokens)))
+        part.load.enter_context(worker.carrying(_cost(request, flight.image_tokens)))
         return await self._client.post(worker, "/encode", body, timeout_s=self._timeout_s)
 
     async def metadata(self, body: bytes) -> dict[str, Any]:
@@ -120,6 +128,7 @@ class EncodeGateway:
         _, part = self._part(request.req_id)
         answer = await self._follow(part, "/send", body)
         part.is_sent = True
+        part.load.close()
         return answer
 
     async def _follow(self, part: _Part, path: str, body: bytes) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class RequestRecord:
     num_prompt_tokens: int | None = None
     num_output_tokens: int | None = None
     first_token_s: float | None = None
+    is_answered: bool = False
+    """The client has the whole answer; whatever happens afterwards, the request has finished."""
     ended_s: float | None = None
     spans: list[tuple[str, Span]] = field(default_factory=list[tuple[str, Span]])
     """(worker_id, span); the coordinator's own spans carry the worker_id `coordinator`."""

@@ -20,7 +20,7 @@ class CoordinatorMetrics:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "epd_requests_total",
-            "Chat requests that ended, by outcome (finished, failed, aborted, refused) and status",
+            "Chat requests that ended, by outcome (finished, failed, aborted) and status",
             ["outcome", "status"],
             registry=registry,
         )

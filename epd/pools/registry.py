@@ -14,8 +14,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from epd.clock import Clock
-from epd.errors import BadRequestError, NoWorkerError, UnknownModelError
-from epd.pools.routing import Candidate
+from epd.errors import BadRequestError, NoWorkerError, UnknownModelError, WorkerError
+from epd.pools.routing import Candidate, Policy
 from epd.types import Stage, WorkerId, WorkerState
 from epd.wire import ModelCard, WorkerReport
 
@@ -33,6 +33,8 @@ class Worker:
         self.seen_s = now_s
         self.lost = asyncio.Event()
         """Set once this life is over; whoever waits on the worker stops waiting."""
+        self.fate = "is lost"
+        """How this life ended, to follow the worker's name in a sentence."""
         self.num_in_flight = 0
         """Requests this coordinator has given the worker and not seen end."""
         self.tokens_in_flight = 0
@@ -57,6 +59,11 @@ class Worker:
     def candidate(self) -> Candidate:
         """The snapshot a routing policy decides on."""
         return Candidate(self.worker_id, self.tokens_in_flight, self.num_in_flight, self.num_placed)
+
+    @property
+    def loss(self) -> WorkerError:
+        """The error for whoever still needed this life of the worker."""
+        return WorkerError(f"{self} {self.fate}")
 
     @contextmanager
     def carrying(self, tokens: int) -> Generator[None]:
@@ -96,7 +103,7 @@ class Registry:
             )
         if known is not None and (report.epoch > known.report.epoch or known.lost.is_set()):
             # Whatever ran on the earlier life, or before the lease lapsed, has been failed.
-            self._end(known, WorkerState.LOST)
+            self._end(known, WorkerState.LOST, "was started anew")
             known = None
         if known is None:
             if report.state is WorkerState.GONE:
@@ -110,7 +117,7 @@ class Registry:
             self._log(known, f"{known}: {known.state} → {report.state}")
         known.state = report.state
         if report.state is WorkerState.GONE:
-            self._end(known, WorkerState.GONE)
+            self._end(known, WorkerState.GONE, "has left")
             del self._workers[worker_id]
 
     def suspect(self, worker: Worker) -> None:
@@ -126,14 +133,14 @@ class Registry:
             silence_s = now_s - worker.seen_s
             if silence_s > self._lease_s and not worker.lost.is_set():
                 self._log(worker, f"{worker} is lost: silent for {silence_s:.1f} s")
-                self._end(worker, WorkerState.LOST)
+                self._end(worker, WorkerState.LOST, "vanished: its lease has lapsed")
             if silence_s > _FORGET_AFTER_S:
                 del self._workers[worker_id]
 
     def close(self) -> None:
         """End every worker's life, so that nothing waits on one any more."""
         for worker in self._workers.values():
-            worker.lost.set()
+            self._end(worker, WorkerState.LOST, "was given up: the coordinator is shutting down")
 
     def all(self) -> list[Worker]:
         """Every known worker, the lost ones too, by stage and id."""
@@ -161,6 +168,11 @@ class Registry:
             )
         return found
 
+    def choose(self, stage: Stage, model_id: str, policy: Policy) -> Worker:
+        """The ready worker that `policy` picks; raises as `ready`."""
+        ready = self.ready(stage, model_id)
+        return self._workers[WorkerId(policy([w.candidate for w in ready]).worker_id)]
+
     def model(self, model_id: str) -> ModelCard:
         """The card of a served model.
 
@@ -187,9 +199,11 @@ class Registry:
         present = {w.stage for w in self._workers.values() if w.state is WorkerState.READY}
         return [stage for stage in Stage if stage not in present]
 
-    def _end(self, worker: Worker, state: WorkerState) -> None:
-        worker.state = state
-        worker.lost.set()
+    def _end(self, worker: Worker, state: WorkerState, fate: str) -> None:
+        if not worker.lost.is_set():
+            worker.state = state
+            worker.fate = fate
+            worker.lost.set()
 
     def _log(self, worker: Worker, message: str) -> None:
         logger.info(message, extra={"worker_id": worker.worker_id, "stage": worker.stage})

@@ -35,12 +35,17 @@ def load_json(body: bytes) -> dict[str, Any]:
         BadRequestError: the body is not JSON, or not an object.
     """
     try:
-        document = json.loads(body)
+        document = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as exc:
         raise BadRequestError(f"the request body is not valid JSON: {exc}") from None
     if not isinstance(document, dict):
         raise BadRequestError("the request body must be a JSON object")
     return cast(dict[str, Any], document)
+
+
+def _refuse_constant(name: str) -> None:
+    # Python reads and writes NaN and Infinity, but they are no JSON: a peer may choke on them.
+    raise ValueError(f"{name} is no JSON number")
 
 
 def parse(kind: type[MessageT], document: bytes | dict[str, Any]) -> MessageT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -16,6 +16,10 @@ class Candidate:
     num_in_flight: int
     num_placed: int
     """Requests ever placed there by this coordinator."""
+
+
+Policy = Callable[[Sequence[Candidate]], Candidate]
+"""Picks one of at least one candidate."""
 
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
