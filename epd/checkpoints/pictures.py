@@ -18,10 +18,18 @@ from epd.checkpoints import scenes
 from epd.checkpoints.scenes import COLOURS, DIRECTIONS, SHAPES, WORDS, Item, Scene
 
 Kind: TypeAlias = Literal[
-    "colour", "shape", "count", "relation", "number", "word", "compare", "presence"
+    "colour", "shape", "count", "relation", "number", "word", "compare", "presence", "describe"
 ]
 Size: TypeAlias = tuple[int, int]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+DESCRIBE = (
+    "What do you see?",
+    "What is in this picture?",
+    "Describe the picture.",
+    "What is in this image?",
+    "What is shown here?",
+    "What does the picture show?",
+)
 NUMBER_NAMES = ("no", "one", "two", "three", "four", "five")
 PLURALS = {name: f"{name}es" if name == "cross" else f"{name}s" for name in SHAPES}
 
@@ -88,7 +96,7 @@ def ask_about(rng: Random, pictures: Sequence[Scene]) -> list[Ask]:
     if scene.items[0].text:
         return [_ask_text(rng, scene.items[0])]
     asks = [*_ask_colours(rng, scene), *_ask_shapes(rng, scene), *_ask_presence(rng, scene)]
-    asks += _ask_counts(rng, scene)
+    asks += [*_ask_counts(rng, scene), _ask_all(rng, scene)]
     if scene.relation:
         asks += _ask_relation(rng, scene)
     return asks
@@ -212,10 +220,18 @@ def _ask_counts(rng: Random, scene: Scene) -> list[Ask]:
         prompts = [f"How many {noun} are there?", f"How many {noun} do you see?"]
         prompts += [f"Count the {noun}.", f"What is the number of {noun}?"]
         if len(groups) == 1:
-            prompts += ["What do you see?", "Describe the picture.", "How many shapes are there?"]
-            prompts += ["What is in this image?"]
+            prompts += ["How many shapes are there?", "How many shapes do you see?"]
         asks.append(Ask("count", rng.choice(prompts), amount(number, item.colour, item.name)))
     return asks
+
+
+def _ask_all(rng: Random, scene: Scene) -> Ask:
+    """Everything in the picture, most first, then in the order of `COLOURS`."""
+    order = tuple(COLOURS)
+    groups = sorted(_groups(scene), key=lambda group: (-group[1], order.index(group[0].colour)))
+    *parts, last = (amount(number, item.colour, item.name) for item, number in groups)
+    answer = f"{', '.join(parts)} and {last}" if parts else last
+    return Ask("describe", rng.choice(DESCRIBE), answer)
 
 
 def _ask_relation(rng: Random, scene: Scene) -> list[Ask]:
@@ -248,7 +264,9 @@ def _ask_text(rng: Random, item: Item) -> Ask:
         prompts = ["What is the word?", "Which word is shown?", "Read the word."]
         prompts += ["What does it say?"]
         kind = "word"
-    prompts += ["What is written here?", "What do you see?", "Read the text."]
+    prompts += ["What is written here?", "Read the text."]
+    if rng.random() < 0.25:
+        prompts = [*DESCRIBE]
     return Ask(kind, rng.choice(prompts), f"the {kind} is {item.text}")
 
 
@@ -290,6 +308,12 @@ def _ask_both(rng: Random, left: Scene, right: Scene) -> list[Ask]:
             f"both show {PLURALS[one.name]}"
             if one.name == two.name
             else f"the first shows {PLURALS[one.name]} and the second {PLURALS[two.name]}",
+        ),
+        _both(
+            rng,
+            ["What do the two pictures show?", "Describe both pictures."],
+            f"the first shows {amount(counts[0], one.colour, one.name)} "
+            f"and the second {amount(counts[1], two.colour, two.name)}",
         ),
         _both(
             rng,

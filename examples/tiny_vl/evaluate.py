@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import PIL
@@ -25,13 +24,14 @@ import torch
 import transformers
 from PIL import Image
 
+from epd.checkpoints import resolve
 from epd.checkpoints.pictures import KINDS, Question, draw_question
 from epd.checkpoints.scenes import CELL_PX
 from examples.tiny_vl import talk
 from examples.tiny_vl.answer import Answerer
 from examples.tiny_vl.disturb import as_jpeg, brightened
 
-SHIPPED = Path(__file__).parents[2] / "epd" / "checkpoints" / "tiny-vl"
+SHIPPED = "tiny-vl"
 UNSEEN_SIZE = (252, 196)
 """Width and height in pixels; 9 x 7 cells, which the generator never draws by itself."""
 
@@ -145,11 +145,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the questions")
     parser.add_argument("--num", type=int, default=1000, help="questions about pictures")
-    parser.add_argument("--model", type=Path, default=SHIPPED, help="folder of a checkpoint")
+    parser.add_argument("--model", default=SHIPPED, help="folder or name of a checkpoint")
     parser.add_argument("--robustness-num", type=int, help="questions per change; default: num / 4")
     args = parser.parse_args()
     start = time.monotonic()
-    answerer = Answerer(args.model)
+    answerer = Answerer(resolve(args.model))
     scores = score(answerer, held_out(args.seed, args.num))
     scores += score_chat(answerer, args.seed, max(1, args.num // 10))
     print_table(scores)

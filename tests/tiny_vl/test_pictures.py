@@ -8,7 +8,7 @@ import pytest
 from epd.checkpoints import scenes
 from epd.checkpoints.pictures import KINDS, Question, amount, ask_about, draw_question, draw_scenes
 
-EXPECTED_WORDS = ("How many shapes are there?", "five white stars")
+EXPECTED_WORDS = ("What is the number of white stars?", "five white stars")
 EXPECTED_DIGEST = "2944ee35dc851a51"
 
 
