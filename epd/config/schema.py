@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from epd.config.sglang import GPUGroup, SGLangTuning
 from epd.types import Stage
 
 
@@ -30,7 +31,7 @@ def _url(text: str) -> str:
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
-Engine = Literal["torch"]
+Engine = Literal["torch", "sglang"]
 Device = Annotated[str, AfterValidator(_device)]
 URL = Annotated[str, AfterValidator(_url)]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -137,7 +138,7 @@ class CoordinatorConfig(_Section):
         return self.advertise or f"http://{host}:{self.port}"
 
 
-class WorkerTuning(_Section):
+class WorkerTuning(SGLangTuning):
     """What a pool may set for all of its workers; `epd launch` takes the same as options."""
 
     host: str = "127.0.0.1"
@@ -210,7 +211,15 @@ class PoolConfig(_Section):
     """What computes the stage."""
     devices: list[Device] = Field(default=["cpu"], min_length=1)
     """Replica i runs on devices[i % len(devices)]."""
+    gpus: list[GPUGroup] = []
+    """sglang: replica i uses the GPUs gpus[i], such as [[0, 1], [2, 3]] with `tp: 2`."""
     worker: WorkerTuning = WorkerTuning()
+
+    @model_validator(mode="after")
+    def _every_replica_has_gpus(self) -> PoolConfig:
+        if self.gpus and len(self.gpus) < self.replicas:
+            raise ValueError(f"gpus names {len(self.gpus)} groups for {self.replicas} replicas")
+        return self
 
 
 class PoolsConfig(_Section):
@@ -238,9 +247,24 @@ class DeploymentConfig(_Section):
     coordinator: CoordinatorConfig = CoordinatorConfig()
     pools: PoolsConfig = PoolsConfig()
 
+    @model_validator(mode="after")
+    def _gpus_are_not_shared(self) -> DeploymentConfig:
+        owners: dict[int, str] = {}
+        for stage, pool in self.pools.items():
+            for replica, group in enumerate(pool.gpus[: pool.replicas]):
+                for gpu in group:
+                    if gpu in owners:
+                        others = f"{owners[gpu]} and {stage}-{replica}"
+                        raise ValueError(f"{others} are both given GPU {gpu}")
+                    owners[gpu] = f"{stage}-{replica}"
+        return self
+
     def worker(self, stage: Stage, replica: int) -> WorkerConfig:
         """The configuration of one replica of a pool."""
         pool = dict(self.pools.items())[stage]
+        tuning = pool.worker.model_dump(exclude_unset=True)
+        if pool.gpus:
+            tuning["gpus"] = pool.gpus[replica]
         return WorkerConfig(
             stage=stage,
             model=self.model,
@@ -250,5 +274,5 @@ class DeploymentConfig(_Section):
             engine=pool.engine,
             device=pool.devices[replica % len(pool.devices)],
             token_file=self.coordinator.token_file,
-            **pool.worker.model_dump(exclude_unset=True),
+            **tuning,
         )

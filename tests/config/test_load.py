@@ -59,7 +59,7 @@ def test_the_shipped_file_is_valid_and_serves_the_bundled_model() -> None:
         ),
         (
             "pools: {decode: {zzz: 1}}",
-            "unknown key pools.decode.zzz; known keys: devices, engine, replicas, worker",
+            "unknown key pools.decode.zzz; known keys: devices, engine, gpus, replicas, worker",
         ),
     ],
 )

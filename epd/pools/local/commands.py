@@ -65,6 +65,9 @@ def free_port() -> int:
 
 def _options(worker: WorkerConfig) -> Iterator[str]:
     for name, value in worker.model_dump(mode="json", exclude_unset=True).items():
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={value}"
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            yield flag
+        elif value is not None and value is not False:
+            yield f"{flag}={value}"
     yield f"--parent-pid={os.getpid()}"
