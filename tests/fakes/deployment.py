@@ -134,7 +134,7 @@ class Deployment:
         """Return once nothing is held by any request any more."""
         try:
             async with asyncio.timeout(timeout_s):
-                while await self.held():
+                while await self.held():  # noqa: ASYNC110 - the fakes' side has no event
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise AssertionError(f"still held: {await self.held()}") from None
