@@ -10,6 +10,7 @@ import typer
 
 from epd.cli.options import ParentPid, takes_fields_of
 from epd.config import CoordinatorConfig, load_coordinator
+from epd.observability.logs import configure_logs
 
 
 @takes_fields_of(CoordinatorConfig)
@@ -25,4 +26,5 @@ def coordinator(
     from epd.api.server import run_coordinator
 
     settings = load_coordinator(config, **fields)
+    configure_logs(settings.log_level)
     asyncio.run(run_coordinator(settings, parent_pid=parent_pid))
