@@ -84,6 +84,16 @@ class Cluster:
         options = ("--model", self.model, *self.worker_options, *options)
         return self._start(name, ["launch", *place, *options])
 
+    def replace_worker(self, stage: str) -> None:
+        """Start the stage's worker again and wait until the new one is known."""
+        process = self.start_worker(stage)
+        self._wait(
+            lambda: (
+                self.workers().get(stage, {}).get("pid") == process.pid
+                and self.get("/ready") is not None
+            )
+        )
+
     def start(self) -> Cluster:
         self.start_coordinator()
         # The coordinator makes the token that the workers read.
