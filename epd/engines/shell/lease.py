@@ -67,12 +67,19 @@ class Lease:
         self._flush_s = flush_s
         self._spans: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._wake = asyncio.Event()
+        self._granted = asyncio.Event()
         self._loss: str | None = None
 
     def record(self, span: Span) -> None:
         """Send `span` with the next report, which is soon. When spans pile up the oldest go."""
         self._spans.append(span)
         self._wake.set()
+
+    async def wait_grant(self) -> LeaseGrant:
+        """The coordinator's latest answer, once there is one."""
+        await self._granted.wait()
+        assert self.grant is not None, "set together"
+        return self.grant
 
     def notify(self) -> None:
         """Report soon: the state has changed."""
@@ -99,6 +106,7 @@ class Lease:
             self._keep(spans)
             raise
         else:
+            self._granted.set()
             self._heartbeat_s = self.grant.heartbeat_s
             if self._loss is not None:
                 self._loss = None

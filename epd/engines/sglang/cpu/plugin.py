@@ -5,16 +5,19 @@ SGLang calls `activate` in each of its processes (`load_plugins`, sglang/srt/plu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from epd.engines.sglang.environment import WORKER_VARIABLE
+
 
 def activate() -> None:
     """Register the hooks; the entry point `sglang.srt.plugins` of epd-serve names this."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or WORKER_VARIABLE not in os.environ:
         return
     _send_kv_without_pinned_memory()
     _receive_embeddings_in_host_memory()
@@ -23,7 +26,7 @@ def activate() -> None:
 def _send_kv_without_pinned_memory() -> None:
     # disaggregation/prefill.py:1746 (0.5.23) copies page indices through pinned memory and a CUDA
     # event for senders that say they can take them so; the other branch needs neither.
-    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender  # pyright: ignore[reportMissingImports]
 
     MooncakeKVSender.supports_host_tensor_indices = False
 
@@ -31,7 +34,7 @@ def _send_kv_without_pinned_memory() -> None:
 def _receive_embeddings_in_host_memory() -> None:
     # disaggregation/encoder/receiver.py (0.5.23): the pool that Mooncake writes embeddings into is
     # allocated on "cuda:N". Host memory is as good a target for Mooncake over TCP.
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # pyright: ignore[reportMissingImports]
 
     HookRegistry.register(
         "sglang.srt.disaggregation.encoder.receiver.EmbeddingPool.__init__",
