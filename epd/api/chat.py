@@ -62,12 +62,18 @@ class ClientSink:
 
     async def fail(self, error: EPDError) -> None:
         """End a stream that has begun with an error event; hang up on a client not reading."""
+        is_told = False
         try:
             async with asyncio.timeout(_FAREWELL_S):
                 await self.write(error_event(error))
                 await self.finish()
+                is_told = True
         except (TimeoutError, AbortedError):
-            if self._request.transport is not None:
+            pass
+        finally:
+            # Also on CancelledError: aiohttp 3.14 raises it, though nobody cancels, from each
+            # write that has to wait after one that was cancelled while it waited.
+            if not is_told and self._request.transport is not None:
                 self._request.transport.abort()
 
 

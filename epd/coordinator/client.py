@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from collections.abc import Coroutine
@@ -11,12 +12,20 @@ from typing import Any, TypeVar
 import aiohttp
 
 from epd.auth import ClusterToken
-from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError, from_dict
+from epd.errors import (
+    BadRequestError,
+    DeadlineError,
+    EPDError,
+    OverloadedError,
+    WorkerError,
+    from_dict,
+)
 from epd.pools.registry import Registry, Worker
 
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
+_LARGE_BYTES = 2**20
 T = TypeVar("T")
 
 
@@ -46,7 +55,8 @@ class WorkerClient:
             response = await self._session.post(
                 # A redirect would take the cluster token to wherever it points.
                 worker.url + path,
-                data=body,
+                # Bytes of a MiB and more would be written in one go; a stream is written in pieces.
+                data=body if len(body) < _LARGE_BYTES else io.BytesIO(body),
                 headers=self._headers,
                 allow_redirects=False,
             )
@@ -143,6 +153,8 @@ def _refusal(worker: Worker, status: int, body: bytes) -> EPDError:
     if status in (401, 403):
         return WorkerError(f"{worker} refused this coordinator's cluster token: share one")
     error = from_dict(_decode(body), status)
+    if status == 429:
+        return OverloadedError(f"{worker} is busy; retry shortly", retry_after_s=1.0)
     # These say that the worker speaks another contract, not that the client asked wrongly.
     if status in (404, 405) and type(error) is BadRequestError:
         return WorkerError(f"{worker} answered {status}: {error.message}")

@@ -35,7 +35,7 @@ from epd.pools.registry import Worker
 logger = logging.getLogger(__name__)
 
 _PATH = "/v1/chat/completions"
-_PREFILL_GRACE_S = 5.0
+_PREFILL_GRACE_S = 1.0
 _EVENT_END = b"\n\n"
 # Neither can be part of a token's text: inside JSON a quote and a line end are escaped.
 _ERROR_EVENT = b'data: {"error"'
@@ -213,8 +213,10 @@ class Dispatch:
             if self._handed_over.is_set():
                 await asyncio.sleep(remaining_s)  # progress only puts the deadline off
             else:
+                # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._handed_over.wait(), remaining_s)
+                    async with asyncio.timeout(remaining_s):
+                        await self._handed_over.wait()
 
 
 async def _watch(worker: Worker, is_needed: Callable[[], bool] = lambda: True) -> None:

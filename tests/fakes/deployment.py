@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -71,6 +72,19 @@ class Deployment:
     coordinator: Coordinator
     fleet: Fleet
     session: aiohttp.ClientSession
+    runner: web.AppRunner
+
+    def is_connected(self, response: aiohttp.ClientResponse) -> bool:
+        """Whether the coordinator still has the connection of a response being read."""
+        assert self.runner.server is not None
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        ours = response.connection.transport.get_extra_info("sockname")
+        return any(
+            connection.transport is not None
+            and connection.transport.get_extra_info("peername") == ours
+            for connection in self.runner.server.connections
+        )
 
     @property
     def encode(self) -> FakeEncode:
@@ -87,6 +101,8 @@ class Deployment:
     async def request(
         self, method: str, path: str, data: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
+        if isinstance(data, bytes):
+            data = io.BytesIO(data)  # aiohttp warns of large bytes
         async with self.session.request(
             method, self.url + path, data=data, headers=headers
         ) as response:
@@ -180,7 +196,7 @@ async def deployed(
                     for stage, count in workers.items():
                         for index in range(count):
                             await fleet.add(stage, f"{stage}-{index}")
-                    deployment = Deployment(url, coordinator, fleet, session)
+                    deployment = Deployment(url, coordinator, fleet, session, runner)
                     yield deployment
                     await deployment.settle()
                 await coordinator.drain(1.0)

@@ -61,6 +61,13 @@ def sse(document: object) -> bytes:
     return b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
+async def cut(request: web.Request) -> None:
+    """Break the connection; the handler is then cancelled, as its peer has gone."""
+    assert request.transport is not None
+    request.transport.abort()
+    await asyncio.Event().wait()
+
+
 class FakeWorker:
     """One worker of one stage: its server, its registration and what it received."""
 
@@ -152,7 +159,7 @@ class FakeWorker:
                     self.fleet.changed.notify_all()
                 faults = self.faults
                 if faults.cut:
-                    request.transport.abort()  # type: ignore[union-attr]
+                    await cut(request)
                 if faults.hold is not None and not faults.hold_after:
                     await faults.hold.wait()
                 if faults.status is not None:
@@ -257,7 +264,7 @@ class FakePrefill(FakeWorker):
             return web.json_response(refusal.body, status=refusal.status)
         self.fleet.room(body["bootstrap_room"]).set()
         if self.faults.fail_after_handoff:
-            request.transport.abort()  # type: ignore[union-attr]
+            await cut(request)
         return web.json_response({"id": body["rid"]})
 
     async def _fetch_embedding(
@@ -316,8 +323,7 @@ class FakeDecode(FakeWorker):
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
             await response.prepare(request)
             await response.write(json.dumps(whole).encode()[:20])
-            request.transport.abort()  # type: ignore[union-attr]
-            return response
+            await cut(request)
         return web.json_response(whole)
 
     async def _stream(
@@ -336,8 +342,7 @@ class FakeDecode(FakeWorker):
             if faults.hold is not None and faults.hold_after == index:
                 await faults.hold.wait()
             if faults.cut_after == index:
-                request.transport.abort()  # type: ignore[union-attr]
-                return response
+                await cut(request)
             if faults.end_after == index:
                 return response
             if faults.error_after == index:
