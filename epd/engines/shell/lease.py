@@ -124,7 +124,9 @@ class Lease:
             await asyncio.sleep(pause_s)
             return
         try:
-            await asyncio.wait_for(self._wake.wait(), pause_s)
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes with the event.
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
         except TimeoutError:
             return
         await asyncio.sleep(self._flush_s)
