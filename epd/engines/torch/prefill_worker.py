@@ -167,9 +167,6 @@ class PrefillWorker:
                 self._lender.addresses(done.block_ids),
             )
             await entry.wait_taken(self._timeout_s)
-        except BaseException:
-            entry.fail(WorkerError("the prefill worker gave the room up"))
-            raise
         finally:
             entry.when_unread(lambda: self._lender.give_back(done.block_ids))
         return len(done.prompt.token_ids)

@@ -168,7 +168,7 @@ async def test_prefill_and_decode_may_be_asked_in_any_order(cluster: Cluster, fi
     if first is Stage.PREFILL:
         await cluster.coordinator.wait_for_span("r1", "prefill")
     else:
-        await cluster.wait_for(Stage.DECODE, "epd_requests_running", 1)
+        await cluster.wait_for(Stage.DECODE, "epd_requests_running")
     answers: dict[Stage, Any] = {second: await cluster.post(second, body), first: await earlier}
     assert {answer.status for answer in answers.values()} == {200}
     assert answers[Stage.DECODE].body["usage"]["completion_tokens"] == 5
