@@ -210,7 +210,9 @@ class FakeEncode(FakeWorker):
                 if response.status != 200:
                     return web.json_response(await response.json(), status=response.status)
                 data = await response.read()
-            assert hashlib.sha256(data).hexdigest() == item["content_hash"], "another image"
+            assert item["content_hash"] == f"sha256:{hashlib.sha256(data).hexdigest()}", (
+                "another image"
+            )
         sizes = {
             "req_id": body["req_id"],
             "part_idx": body["part_idx"],
@@ -225,7 +227,7 @@ class FakeEncode(FakeWorker):
         return web.json_response(await asyncio.shield(self._part(body["req_id"])))
 
     async def _send(self, request: web.Request, body: dict[str, Any]) -> web.Response:
-        assert self._part(body["req_id"]).done(), "sent before encoded"
+        await asyncio.shield(self._part(body["req_id"]))
         self.sent.append(body["req_id"])
         return web.json_response({"nbytes": 4 * DIM})
 
@@ -306,6 +308,7 @@ class FakeDecode(FakeWorker):
         self.num_tokens = 3
         self.token = "tok"
         self.num_bytes_sent = 0
+        self.num_held = 0
 
     def routes(self) -> Any:
         return {"/v1/chat/completions": self._chat}
@@ -340,6 +343,9 @@ class FakeDecode(FakeWorker):
         delta: dict[str, Any] = {"role": "assistant", "content": self.token}
         for index in range(self.num_tokens + 1):
             if faults.hold is not None and faults.hold_after == index:
+                self.num_held += 1
+                async with self.fleet.changed:
+                    self.fleet.changed.notify_all()
                 await faults.hold.wait()
             if faults.cut_after == index:
                 await cut(request)
