@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import tempfile
@@ -52,8 +53,12 @@ async def run_demo(options: DemoOptions, console: Console, progress: Console) ->
         EPDError: the deployment did not start, or did not answer.
     """
     question = make_question(options.image, options.question, options.seed)
+    trained = _trained_model(options.model)
     folder = Path(tempfile.mkdtemp(prefix="epd-demo-"))
-    model = _model(options.model, folder, console)
+    if trained is None:
+        # Its answer is noise, so an expected one beside it would mislead.
+        question = dataclasses.replace(question, expected=None)
+    model = trained or _random_model(folder, console)
     status = progress.status("starting")
 
     def show(readiness: Readiness) -> None:
@@ -76,10 +81,14 @@ async def run_demo(options: DemoOptions, console: Console, progress: Console) ->
         status.stop()
 
 
-def _model(wanted: str | None, folder: Path, console: Console) -> Path:
-    """The checkpoint to serve; one of random weights, made here, if none is bundled."""
-    if wanted is not None or BUNDLED_MODEL in bundled_names():
-        return resolve(wanted or BUNDLED_MODEL)
+def _trained_model(wanted: str | None) -> Path | None:
+    """The checkpoint to serve; None if the user names none and none is bundled."""
+    if wanted is None and BUNDLED_MODEL not in bundled_names():
+        return None
+    return resolve(wanted or BUNDLED_MODEL)
+
+
+def _random_model(folder: Path, console: Console) -> Path:
     from epd.engines.torch.tiny import write_random_checkpoint
 
     console.print("No trained model is bundled: the weights are random and the answer is noise.")

@@ -21,7 +21,7 @@ _ROWS = (
 """Span name, label, colour; in the order in which a request passes them."""
 _LABEL_WIDTH = max(len(label) for _, label, _ in _ROWS)
 _TIME_WIDTH = 10
-_NOTE_WIDTH = 22
+_NOTE_WIDTH = 24
 _MIN_BAR_WIDTH = 10
 _MAX_BAR_WIDTH = 60
 
@@ -44,7 +44,9 @@ class Timeline:
             took = _milliseconds(sum(span.duration_s for span in spans)) if spans else "-"
             line.append(f" {took:>{_TIME_WIDTH}}  {_note(name, spans)}")
             yield line
-        yield Text(_summary(self.record))
+        for summary in (_latencies(self.record), _sizes(self.record)):
+            if summary:
+                yield Text(summary)
 
     def _start_s(self) -> float:
         # The clocks of two processes differ by microseconds: no bar may begin before zero.
@@ -78,12 +80,13 @@ def _note(name: str, spans: Sequence[TimelineSpan]) -> str:
     return _bytes(nbytes) if nbytes else ""
 
 
-def _summary(record: RequestTimeline) -> str:
-    parts = [
-        f"{name} {_milliseconds(value)}"
-        for name, value in (("TTFT", record.ttft_s), ("TPOT", record.tpot_s), ("E2E", record.e2e_s))
-        if value is not None
-    ]
+def _latencies(record: RequestTimeline) -> str:
+    values = (("TTFT", record.ttft_s), ("TPOT", record.tpot_s), ("E2E", record.e2e_s))
+    return ", ".join(f"{name} {_milliseconds(s)}" for name, s in values if s is not None)
+
+
+def _sizes(record: RequestTimeline) -> str:
+    parts: list[str] = []
     if record.num_prompt_tokens:
         images = f" ({record.num_image_tokens} of images)" if record.num_image_tokens else ""
         parts.append(f"prompt {record.num_prompt_tokens} tokens{images}")
