@@ -1,0 +1,115 @@
+import asyncio
+
+import pytest
+
+from encoders import ImageGrid
+from epd.clock import FakeClock
+from epd.engines.torch.embedding_store import EmbeddingStore, Entry, Stored
+from epd.errors import MediaError, OverloadedError
+from epd.transfer import Arena
+
+SIZE = 256
+
+
+@pytest.fixture
+def store() -> EmbeddingStore:
+    return EmbeddingStore(Arena(1 << 20, 3 * SIZE, clock=FakeClock()))
+
+
+class Maker:
+    """Encodes by taking a region; counts, and waits if told to."""
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self.store = store
+        self.num_calls = 0
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def make(self) -> Stored:
+        self.num_calls += 1
+        await self.go.wait()
+        region = await self.store.reserve(SIZE, "test", 0.05)
+        return Stored(region, ImageGrid(1, 2, 2), 1)
+
+    async def stored(self, key: str) -> Entry:
+        entry, _ = self.store.pin(key, self.make)
+        await entry.stored()
+        return entry
+
+
+async def test_an_image_wanted_twice_at_once_is_encoded_once(store: EmbeddingStore):
+    maker = Maker(store)
+    maker.go.clear()
+    first, is_hit = store.pin("a", maker.make)
+    second, is_second_hit = store.pin("a", maker.make)
+    assert (first is second, is_hit, is_second_hit) == (True, False, True)
+    maker.go.set()
+    assert await first.stored() == await second.stored()
+    assert maker.num_calls == 1
+    assert store.pinned_bytes == SIZE
+    store.unpin(first)
+    assert store.pinned_bytes == SIZE
+    store.unpin(second)
+    assert store.pinned_bytes == 0
+    assert store.arena.stats().used_bytes == SIZE
+
+
+async def test_one_who_leaves_does_not_stop_the_other_and_the_last_one_does(store: EmbeddingStore):
+    maker = Maker(store)
+    maker.go.clear()
+    entry, _ = store.pin("a", maker.make)
+    store.pin("a", maker.make)
+    await asyncio.sleep(0)
+    store.unpin(entry)
+    await asyncio.sleep(0)
+    assert not entry.task.done()
+    store.unpin(entry)
+    await asyncio.gather(entry.task, return_exceptions=True)
+    assert entry.task.cancelled()
+    newcomer, is_hit = store.pin("a", maker.make)
+    assert not is_hit
+    maker.go.set()
+    await newcomer.stored()
+    store.unpin(newcomer)
+    await asyncio.wait_for(store.wait_unpinned(), 1)
+
+
+async def test_the_least_recently_used_unpinned_image_makes_room(store: EmbeddingStore):
+    maker = Maker(store)
+    entries = {key: await maker.stored(key) for key in "abc"}
+    store.unpin(entries["a"])
+    store.unpin(entries["b"])
+    store.add_pin(entries["a"])
+    store.unpin(entries["a"])  # now used more recently than b
+    await maker.stored("d")
+    assert store.pin("a", maker.make)[1]
+    assert not store.pin("b", maker.make)[1]
+    await store.close()
+
+
+async def test_pinned_images_stay_and_a_newcomer_waits_for_one_to_go(store: EmbeddingStore):
+    maker = Maker(store)
+    entries = [await maker.stored(key) for key in "abc"]
+    waiting = asyncio.create_task(maker.stored("d"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    store.unpin(entries[1])
+    await waiting
+    assert store.arena.stats().used_bytes == 3 * SIZE
+
+
+async def test_no_room_in_time_is_told_and_leaves_no_entry(store: EmbeddingStore):
+    maker = Maker(store)
+    for key in "abc":
+        await maker.stored(key)
+    entry, _ = store.pin("d", maker.make)
+    with pytest.raises(OverloadedError):
+        await entry.stored()
+    store.unpin(entry)
+    assert not store.pin("d", maker.make)[1], "a failure is not cached"
+    await store.close()
+
+
+async def test_an_image_larger_than_the_arena_is_refused(store: EmbeddingStore):
+    with pytest.raises(MediaError, match="smaller image"):
+        await store.reserve(4 * SIZE, "test", 1)
