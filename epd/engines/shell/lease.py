@@ -38,6 +38,7 @@ class Identity:
     model: ModelCard
     bootstrap_port: int | None = None
     pid: int | None = None
+    encode_window: int = 8
 
 
 class Lease:
@@ -97,7 +98,12 @@ class Lease:
         spans = [self._spans.popleft() for _ in range(len(self._spans))]
         try:
             self.grant = await self._peers.call(
-                "PUT", self._url, LeaseGrant, message=self._report(spans), timeout_s=timeout_s
+                "PUT",
+                self._url,
+                LeaseGrant,
+                peer="the coordinator",
+                message=self._report(spans),
+                timeout_s=timeout_s,
             )
         except EPDError as error:
             self._keep(spans)
@@ -151,6 +157,7 @@ class Lease:
             url=me.url,
             bootstrap_port=me.bootstrap_port,
             pid=me.pid,
+            encode_window=me.encode_window,
             model=me.model,
             load=self.load(),
             spans=spans,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Literal, TypeVar
 
 import aiohttp
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from epd.auth import ClusterToken
 from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError, from_dict
+
+logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT", bound=BaseModel)
 
@@ -28,12 +31,14 @@ class PeerClient:
         url: str,
         answer: type[MessageT],
         *,
+        peer: str,
         message: BaseModel | None = None,
         timeout_s: float,
     ) -> MessageT:
         """Send `message` and parse the answer as `answer`.
 
-        Cancellation closes the connection, which cancels the peer's handler.
+        Cancellation closes the connection, which cancels the peer's handler. Errors name `peer`
+        ("the prefill worker") and never the URL, which may carry a capability and reaches clients.
 
         Raises:
             EPDError: the peer's own error with its status and param; DeadlineError after
@@ -51,18 +56,19 @@ class PeerClient:
                 body = await response.read()
                 status = response.status
         except TimeoutError as exc:
-            raise DeadlineError(f"{url} did not answer in {timeout_s:g} s") from exc
+            raise DeadlineError(f"{peer} did not answer in {timeout_s:g} s") from exc
         except (aiohttp.ClientError, OSError) as exc:
-            raise WorkerError(f"{url} cannot be reached: {_reason(exc)}") from exc
+            logger.info("%s cannot be reached: %s", peer, type(exc).__name__)
+            raise WorkerError(f"{peer} cannot be reached") from exc
         if status != 200:
-            raise _peer_error(url, status, body)
+            raise _peer_error(peer, status, body)
         try:
             return answer.model_validate_json(body)
         except ValidationError as exc:
-            raise WorkerError(f"{url} gave an answer that is no {answer.__name__}") from exc
+            raise WorkerError(f"{peer} gave an answer that is no {answer.__name__}") from exc
 
 
-def _peer_error(url: str, status: int, body: bytes) -> EPDError:
+def _peer_error(peer: str, status: int, body: bytes) -> EPDError:
     try:
         detail = json.loads(body)
     except ValueError:
@@ -70,11 +76,7 @@ def _peer_error(url: str, status: int, body: bytes) -> EPDError:
     error = from_dict(detail, status)
     # These say that the cluster is set up wrongly, not that the client's request is bad.
     if status in (401, 403):
-        return WorkerError(f"{url} refused this worker's cluster token: both must share one")
+        return WorkerError(f"{peer} refused this worker's cluster token: both must share one")
     if status in (404, 405) and type(error) is BadRequestError:
-        return WorkerError(f"{url} answered {status}: {error.message}")
+        return WorkerError(f"{peer} answered {status}: {error.message}")
     return error
-
-
-def _reason(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__

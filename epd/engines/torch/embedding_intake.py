@@ -35,6 +35,8 @@ from epd.wire import (
 
 T = TypeVar("T")
 
+_GATEWAY = "the coordinator's encode gateway"
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
@@ -141,6 +143,7 @@ class EmbeddingIntake:
                         "POST",
                         f"{slot_url}/encode",
                         EncodeResponse,
+                        peer=_GATEWAY,
                         message=message,
                         timeout_s=self._timeout_s,
                     ),
@@ -148,6 +151,7 @@ class EmbeddingIntake:
                         "POST",
                         f"{slot_url}/scheduler_receive_meta_data",
                         MetadataResponse,
+                        peer=_GATEWAY,
                         message=question,
                         timeout_s=self._timeout_s,
                     ),
@@ -184,6 +188,7 @@ class EmbeddingIntake:
             "POST",
             f"{image.slot_url}/send",
             SendResponse,
+            peer=_GATEWAY,
             message=SendRequest(
                 req_id=image.req_id,
                 part_idx=image.part_idx,

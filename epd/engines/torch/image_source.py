@@ -11,6 +11,7 @@ import aiohttp
 
 from epd.errors import BadRequestError, DeadlineError, MediaError, WorkerError
 from epd.media.data_url import decode_data_url
+from epd.wire import bare_hash
 
 MAX_IMAGE_BYTES = 64 * 2**20
 """A backstop; the coordinator's own limit, set by its operator, is lower."""
@@ -27,7 +28,7 @@ class ImageReference:
         if not isinstance(url, str) or not url:
             raise BadRequestError("an mm_item is a URL or an object with one", param="mm_items")
         self.url = url
-        self.content_hash = content_hash if isinstance(content_hash, str) else None
+        self.content_hash = bare_hash(content_hash) if isinstance(content_hash, str) else None
 
 
 async def fetch_image(
@@ -48,7 +49,7 @@ async def fetch_image(
         data = await _download(session, reference.url, timeout_s)
     if reference.content_hash is not None:
         actual = await asyncio.to_thread(content_hash_of, data)
-        if actual != reference.content_hash.lower():
+        if actual != reference.content_hash:
             raise WorkerError("the image is not the one its content_hash names")
     return data
 
@@ -72,7 +73,7 @@ async def _download(session: aiohttp.ClientSession, url: str, timeout_s: float) 
     except TimeoutError:
         raise DeadlineError(f"the image was not fetched within {timeout_s:g} s") from None
     except (aiohttp.ClientError, OSError) as exc:
-        raise WorkerError(f"the image cannot be fetched: {exc or type(exc).__name__}") from exc
+        raise WorkerError("the coordinator cannot be reached for the image") from exc
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -8,6 +8,8 @@ from epd.errors import BadRequestError, TransferError, WorkerError
 from epd.transfer import QUARANTINE_S, TransferEngine
 from epd.wire import ChatRequest, KVLayout, RoomDescriptor, RoomSendRequest, SendResponse
 
+_PREFILL = "the prefill worker"
+
 
 class KVIntake:
     """One per decode worker."""
@@ -37,7 +39,7 @@ class KVIntake:
             EPDError: prefill failed, with the error that its own client gets.
         """
         descriptor = await self._peers.call(
-            "GET", room_url(chat), RoomDescriptor, timeout_s=self._timeout_s
+            "GET", room_url(chat), RoomDescriptor, peer=_PREFILL, timeout_s=self._timeout_s
         )
         self._check(descriptor)
         return descriptor
@@ -58,6 +60,7 @@ class KVIntake:
                 "POST",
                 f"{room_url(chat)}/send",
                 SendResponse,
+                peer=_PREFILL,
                 message=RoomSendRequest(
                     generation=descriptor.generation,
                     session_id=self._transfer.session_id,

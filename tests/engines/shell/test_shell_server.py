@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from epd.engines.shell import Shell, bind, build_app, serve, wait_idle
-from epd.errors import BadRequestError, ConfigError, MediaError
+from epd.errors import BadRequestError, ConfigError, MediaError, WorkerError
 from epd.types import WorkerState
 from epd.wire import Load
 from tests.engines.shell.fake_registry import TOKEN
@@ -217,6 +217,13 @@ async def test_health_fails_while_one_computation_is_stuck(
 async def test_a_peers_error_keeps_its_kind(shell: Shell, session: aiohttp.ClientSession) -> None:
     async with serving(shell, EchoStage(shell)) as url:
         with pytest.raises(MediaError) as refused:
-            await shell.peers.call("POST", f"{url}/bad_image", Load, timeout_s=5)
+            await shell.peers.call("POST", f"{url}/bad_image", Load, peer="a peer", timeout_s=5)
         assert refused.value.param == "messages[0].content[1].image_url.url"
         assert isinstance(refused.value, BadRequestError)
+
+
+async def test_an_error_about_a_peer_names_it_and_keeps_its_url_to_itself(shell: Shell) -> None:
+    url = "http://127.0.0.1:1/internal/encoders/a-capability/0/encode"
+    with pytest.raises(WorkerError) as unreachable:
+        await shell.peers.call("POST", url, Load, peer="the prefill worker", timeout_s=5)
+    assert unreachable.value.message == "the prefill worker cannot be reached"
