@@ -7,7 +7,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Generator
 
-import aiohttp
 from aiohttp import web
 
 from epd.api.errors import REQUEST_ID_HEADER, error_event, too_large
@@ -116,7 +115,7 @@ async def read_body(request: web.Request) -> bytes:
         raise too_large(exc) from None
     except TimeoutError:
         raise BadRequestError(f"the request body did not arrive within {_BODY_S:g} s") from None
-    except (aiohttp.ClientPayloadError, web.PayloadAccessError) as exc:
+    except web.RequestPayloadError as exc:
         raise BadRequestError("the request body cannot be read as it was sent") from exc
 
 

@@ -24,6 +24,7 @@ from epd.coordinator.client import WorkerClient
 from epd.coordinator.coordinator import Coordinator
 from epd.errors import AuthenticationError, ConfigError
 from epd.media import HttpFetcher, MediaCache, MediaEdge, MediaLimits
+from epd.observability.logs import is_no_malformed_request
 from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
 
@@ -119,6 +120,20 @@ def build_app(
     return app
 
 
+def build_runner(app: web.Application) -> web.AppRunner:
+    """The server of the application; not yet listening."""
+    server_logger = logging.getLogger("epd.api.http")
+    server_logger.addFilter(is_no_malformed_request)
+    return web.AppRunner(
+        app,
+        # A client that leaves cancels its handler, and with it every stage of the request.
+        handler_cancellation=True,
+        access_log=None,
+        logger=server_logger,
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+
+
 async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT, or until the process `parent_pid` is gone.
 
@@ -131,10 +146,7 @@ async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None =
     base_url = config.advertise or f"http://{_bracket(config.host)}:{config.port}"
     async with build_coordinator(config, token, base_url=base_url, clock=clock) as coordinator:
         app = build_app(coordinator, config, token=token, api_keys=api_keys, clock=clock)
-        # A client that leaves cancels its handler, and with it every stage of the request.
-        runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
-        )
+        runner = build_runner(app)
         await runner.setup()
         site = web.TCPSite(runner, config.host, config.port)
         try:

@@ -133,7 +133,9 @@ class Coordinator:
         except Exception as exc:
             logger.exception("request failed", extra={"request_id": record.request_id})
             self._end(record, RequestState.FAILED, EPDError.status, EPDError.code)
-            raise EPDError("internal error: see the coordinator's log") from exc
+            raise EPDError(
+                "internal error: see the coordinator's log", request_id=record.request_id
+            ) from exc
         else:
             self._end(record, RequestState.FINISHED, 200)
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
+
 _KEYS = ("stage", "worker_id", "request_id", "room")
 
 
@@ -19,6 +22,15 @@ class _Formatter(logging.Formatter):
             f"{key}={value}" for key in _KEYS if (value := getattr(record, key, None)) is not None
         ]
         return f"{line} {' '.join(keys)}" if keys else line
+
+
+def is_no_malformed_request(record: logging.LogRecord) -> bool:
+    """A filter for aiohttp's server: it would log a malformed request as an error of ours.
+
+    The client has been told; and the exception quotes the offending header, which may be a key.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | RequestPayloadError)
 
 
 def configure_logs(level: str) -> None:

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+)
 
 from epd.errors import BadRequestError
 from epd.wire.parsing import parse
+
+
+def _check_text(text: str) -> str:
+    """Half of a surrogate pair is valid JSON but no text: tokenizers fail on it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text holds half of a surrogate pair: send valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
 
 
 class _Open(BaseModel):
@@ -24,7 +44,7 @@ class ImageURL(_Open):
 
 class TextPart(_Open):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ImagePart(_Open):
@@ -49,7 +69,7 @@ Part = Annotated[
 
 class Message(_Open):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: Text | list[Part] | None = None
 
     @field_validator("content")
     @classmethod
@@ -80,7 +100,7 @@ class ChatRequest(_Open):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 

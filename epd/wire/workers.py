@@ -63,7 +63,7 @@ class WorkerReport(_Message):
     stage: Stage
     engine: str
     state: WorkerState
-    url: str
+    url: str = Field(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*[^/?#\s])?$")
     bootstrap_port: int | None = None
     """Where decode asks a prefill worker for rooms, on the host of `url`."""
     pid: int | None = None

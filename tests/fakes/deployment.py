@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from epd.api.server import build_app, build_coordinator
+from epd.api.server import build_app, build_coordinator, build_runner
 from epd.auth import APIKeys, ClusterToken
 from epd.clock import Clock, SystemClock
 from epd.config import CoordinatorConfig
@@ -182,9 +182,7 @@ async def deployed(
             app = build_app(
                 coordinator, settings, token=TOKEN, api_keys=api_keys or APIKeys([]), clock=clock
             )
-            runner = web.AppRunner(
-                app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
-            )
+            runner = build_runner(app)
             await runner.setup()
             await web.SockSite(runner, listener).start()
             connector = aiohttp.TCPConnector(limit=0)
@@ -203,5 +201,6 @@ async def deployed(
             finally:
                 await runner.cleanup()
     await asyncio.sleep(0)
-    left = {task for task in asyncio.all_tasks() - before if not task.done()}
+    ours = {asyncio.current_task()}
+    left = {task for task in asyncio.all_tasks() - before - ours if not task.done()}
     assert not left, f"tasks left over: {left}"
