@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
 
 from epd.bench.report import Spread, machine, versions
 from epd.bench.slice_reference import Question, Timing, TransformersReference, draw_questions
@@ -199,11 +200,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     console = Console()
+    disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="epd-bench-") as folder:
         result = asyncio.run(measure(options, Path(folder), Console(stderr=True)))
     show(result, console)
-    result |= {
+    result = {
         "benchmark": "slice",
+        **result,
         "options": vars(options),
         "machine": machine(),
         "versions": versions(
