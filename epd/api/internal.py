@@ -10,7 +10,7 @@ from aiohttp import web
 from epd.auth import ClusterToken
 from epd.config import CoordinatorConfig
 from epd.coordinator.coordinator import Coordinator
-from epd.errors import AuthenticationError, BadRequestError, MediaError
+from epd.errors import AuthenticationError, BadRequestError, EPDError, MediaError
 from epd.wire import LeaseGrant, WorkerReport, parse
 
 _SLOT_SCOPE = "encoder-slots"
@@ -63,7 +63,12 @@ class InternalEndpoints:
 
         async def handle(request: web.Request) -> web.Response:
             self._check(request)
-            return web.json_response(await call(await request.read()))
+            try:
+                return web.json_response(await call(await request.read()))
+            except EPDError as error:
+                # SGLang reads the message at the top, EPD's own workers in OpenAI's shape.
+                body = {**error.to_dict(), "status": "error", "message": error.message}
+                return web.json_response(body, status=error.status)
 
         return handle
 

@@ -114,6 +114,7 @@ def build_app(
             web.get(slots + "/health", internal.slot_health),
             web.post(slots + "/encode", internal.slot(gateway.encode)),
             web.post(slots + "/scheduler_receive_meta_data", internal.slot(gateway.metadata)),
+            web.post(slots + "/scheduler_receive_url", internal.slot(gateway.receiver)),
             web.post(slots + "/send", internal.slot(gateway.send)),
         ]
     )

@@ -33,7 +33,15 @@ from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
 from epd.pools.routing import least_loaded
 from epd.types import RequestId, Room, Stage
-from epd.wire import ChatRequest, ModelCard, Span, WorkerReport, load_json, parse_chat_request
+from epd.wire import (
+    ChatRequest,
+    ModelCard,
+    Span,
+    WorkerReport,
+    load_json,
+    parse_chat_request,
+    wire_hash,
+)
 from epd.wire.chat import COORDINATOR_FIELDS
 
 logger = logging.getLogger(__name__)
@@ -240,7 +248,7 @@ class Coordinator:
                 item = next(remaining)
                 image_url = document["messages"][m]["content"][p]["image_url"]
                 image_url["url"] = self.media_urls.sign(item.content_hash)
-                image_url["content_hash"] = item.content_hash
+                image_url["content_hash"] = wire_hash(item.content_hash)
 
     @contextlib.contextmanager
     def _in_room(

@@ -4,45 +4,37 @@ A prefill server is started with encoder URLs that are slots here, so SGLang's o
 over encoders decides nothing: each part is placed by our policy on a live encode worker, and calls
 about that part follow it there. Only small JSON passes; embeddings go worker to worker.
 
+Two ways of delivery are served. Where the receiver pulls (Mooncake), `/encode` is followed by calls
+for the sizes and to send. Where the encode worker pushes (SGLang's zmq_to_scheduler), each receiver
+says by `/scheduler_receive_url` where to, and `/encode` ends when all is sent.
+
 The gateway knows only parts of requests that are in flight. Calls about a part may arrive in any
-order; one that comes before the part's `/encode` waits for it.
+order; one that comes before the part's `/encode` waits for it. When a worker fails at a part, the
+part is encoded by another one, and calls about it go there: SGLang would fail the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from epd.coordinator.client import WorkerClient
-from epd.errors import BadRequestError, DeadlineError, NoWorkerError, WorkerError
+from epd.coordinator.encode_part import Part
+from epd.coordinator.encode_placement import EncodePlacement
+from epd.errors import BadRequestError, DeadlineError, EPDError, NoWorkerError, WorkerError
 from epd.pools.registry import Registry, Worker
 from epd.pools.routing import Policy
-from epd.types import RequestId, Stage
-from epd.wire import EncodeRequest, MetadataRequest, SendRequest, parse
+from epd.types import RequestId
+from epd.wire import EncodeRequest, MetadataRequest, ReceiverRequest, SendRequest, parse
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _PART_MARK = "_local_part_"
-
-
-@dataclass(slots=True)
-class _Part:
-    """One image part: where it was placed, and the load it is there until it has been sent."""
-
-    placement: asyncio.Future[Worker]
-    load: ExitStack = field(default_factory=ExitStack)
-    is_sent: bool = False
-
-    @property
-    def holder(self) -> Worker | None:
-        """The worker that may hold the part's embeddings."""
-        placement = self.placement
-        if self.is_sent or not placement.done() or placement.cancelled() or placement.exception():
-            return None
-        return placement.result()
+_MAX_PLACEMENTS = 3
 
 
 @dataclass(slots=True)
@@ -52,7 +44,8 @@ class _Flight:
     model_id: str
     image_tokens: dict[str, int]
     """By content hash; the cost the policy weighs."""
-    parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
+    parts: dict[str, Part] = field(default_factory=dict[str, Part])
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class EncodeGateway:
@@ -66,9 +59,8 @@ class EncodeGateway:
         *,
         timeout_s: float,
     ) -> None:
-        self._registry = registry
+        self.placement = EncodePlacement(registry, policy)
         self._client = client
-        self._policy = policy
         self._timeout_s = timeout_s
         self._flights: dict[RequestId, _Flight] = {}
 
@@ -82,79 +74,173 @@ class EncodeGateway:
         self._flights[request_id] = _Flight(model_id, image_tokens)
 
     def close(self, request_id: RequestId) -> list[Worker]:
-        """Forget the request. Returns the workers that may still hold parts nobody will take."""
+        """Forget the request. Returns the workers to tell that nobody will take its parts."""
         flight = self._flights.pop(request_id, None)
         if flight is None:
             return []
-        holders: dict[str, Worker] = {}
+        flight.closed.set()
+        holders: set[Worker] = set()
         for part in flight.parts.values():
-            part.load.close()
-            part.placement.cancel()  # nobody waits any more; no effect on a placed part
-            if (worker := part.holder) is not None:
-                holders[worker.worker_id] = worker
-        return list(holders.values())
+            holders |= part.holders
+            part.close()
+        # SGLang's encode server has no way to be told: what it holds ends by its own timeout.
+        return [worker for worker in holders if worker.report.engine != "sglang"]
 
     async def encode(self, body: bytes) -> dict[str, Any]:
         """`POST {slot}/encode`: choose an encode worker for the part and have it encode.
 
         Raises:
-            BadRequestError: the part is of no request in flight, or was already placed.
+            BadRequestError: the part is of no request in flight, or was asked for before.
             NoWorkerError: no encode worker is ready.
-            WorkerError: the chosen worker failed.
+            WorkerError: every worker that was tried failed.
         """
         request = parse(EncodeRequest, body)
         flight, part = self._part(request.req_id)
-        if part.placement.done():
+        if part.request is not None:
             raise BadRequestError(f"part {request.req_id} was already placed", param="req_id")
-        try:
-            worker = self._registry.choose(Stage.ENCODE, flight.model_id, self._policy)
-        except NoWorkerError as error:
-            part.placement.set_exception(error)
-            part.placement.exception()  # seen, even if nobody waits for the placement
-            raise
-        part.placement.set_result(worker)
-        part.load.enter_context(worker.carrying(_cost(request, flight.image_tokens)))
-        return await self._client.post(worker, "/encode", body, timeout_s=self._timeout_s)
+        part.request, part.body = request, body
+        return await self._encoded(flight, part)
 
     async def metadata(self, body: bytes) -> dict[str, Any]:
         """`POST {slot}/scheduler_receive_meta_data`: sizes, once the part is encoded."""
         request = parse(MetadataRequest, body)
-        _, part = self._part(request.req_id)
-        return await self._follow(part, "/scheduler_receive_meta_data", body)
+        flight, part = self._part(request.req_id)
+        answer, _ = await self._follow(flight, part, "/scheduler_receive_meta_data", body)
+        return answer
+
+    async def receiver(self, body: bytes) -> dict[str, Any]:
+        """`POST {slot}/scheduler_receive_url`: where the part's holder pushes it to."""
+        request = parse(ReceiverRequest, body)
+        flight, part = self._part(request.req_id)
+        part.is_pushed = True
+        while True:
+            answer, worker = await self._follow(flight, part, "/scheduler_receive_url", body)
+            # The part may have moved while its old holder answered: the new one must know too.
+            if part.worker is worker or part.is_sent:
+                part.receivers.append(body)
+                return answer
 
     async def send(self, body: bytes) -> dict[str, Any]:
         """`POST {slot}/send`: have the part's holder write it to the receiver."""
         request = parse(SendRequest, body)
-        _, part = self._part(request.req_id)
-        answer = await self._follow(part, "/send", body)
-        part.is_sent = True
-        part.load.close()
+        flight, part = self._part(request.req_id)
+        answer, _ = await self._follow(flight, part, "/send", body)
+        part.sent()
         return answer
 
-    async def _follow(self, part: _Part, path: str, body: bytes) -> dict[str, Any]:
+    async def _encoded(self, flight: _Flight, part: Part) -> dict[str, Any]:
+        """The answer of the worker that encoded the part, which may not be the first asked."""
+        part.encoding = asyncio.create_task(self._encode(flight, part))
+        try:
+            # Shielded: whoever asks may leave; the part ends with its request.
+            return await asyncio.shield(part.encoding)
+        except asyncio.CancelledError:
+            if part.encoding.cancelled():
+                raise WorkerError("the request ended before the part was encoded") from None
+            raise
+
+    async def _encode(self, flight: _Flight, part: Part) -> dict[str, Any]:
+        failure: EPDError | None = None
+        try:
+            async with self.placement.turn(flight.model_id, part):
+                while len(part.failed) < _MAX_PLACEMENTS:
+                    async with self.placement.at_work(flight.model_id, part) as worker:
+                        try:
+                            answer = await self._encode_at(flight, part, worker)
+                        except (WorkerError, DeadlineError) as error:
+                            if flight.closed.is_set():
+                                raise
+                            failure = error
+                            part.take_from(worker)
+                            logger.warning("image part is placed again: %s", error)
+                            continue
+                    self.placement.remember(flight.model_id, part, worker)
+                    return answer
+                assert failure is not None, "a part that was tried so often has failed"
+                raise failure
+        except NoWorkerError as error:
+            # The first failure says more than that nobody is left.
+            part.give_up(failure or error)
+            raise (failure or error) from None
+        except EPDError as error:
+            part.give_up(error)
+            raise
+
+    async def _encode_at(self, flight: _Flight, part: Part, worker: Worker) -> dict[str, Any]:
+        """One try. A worker that takes a part over is told the receivers that others had taken."""
+        receivers = [
+            asyncio.create_task(self._post(flight, worker, "/scheduler_receive_url", body))
+            for body in part.receivers
+        ]
+        try:
+            answer = await self._post(flight, worker, "/encode", part.body)
+        finally:
+            for task in receivers:
+                task.cancel()
+            await asyncio.gather(*receivers, return_exceptions=True)
+        if part.is_pushed:
+            part.sent()  # the answer comes when all has been sent
+        return answer
+
+    async def _follow(
+        self, flight: _Flight, part: Part, path: str, body: bytes
+    ) -> tuple[dict[str, Any], Worker]:
+        """Make a call about a part where the part is; (the answer, who gave it)."""
+        while True:
+            worker = await self._within(part.where())
+            try:
+                return await self._post(flight, worker, path, body), worker
+            except (WorkerError, DeadlineError):
+                if flight.closed.is_set() or part.encoding is None:
+                    raise
+                await asyncio.wait([part.encoding])
+                if part.worker is worker:
+                    # It was encoded, and lost with its worker or on the way.
+                    part.take_from(worker)
+                    if len(part.failed) == _MAX_PLACEMENTS:
+                        raise
+                    part.encoding = asyncio.create_task(self._encode(flight, part))
+                    part.encoding.add_done_callback(_retrieve)
+
+    async def _post(
+        self, flight: _Flight, worker: Worker, path: str, body: bytes
+    ) -> dict[str, Any]:
+        """A call that ends with its request at the latest."""
+        call = self._client.post(worker, path, body, timeout_s=self._timeout_s)
+        return await _unless(flight.closed, call)
+
+    async def _within(self, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                # Shielded: a caller that gives up must not cancel the placement for the others.
-                worker = await asyncio.shield(part.placement)
+                return await work
         except TimeoutError:
             raise DeadlineError(f"the part was not placed within {self._timeout_s:g} s") from None
-        except asyncio.CancelledError:
-            if part.placement.cancelled():
-                raise WorkerError("the request ended before the part was placed") from None
-            raise
-        return await self._client.post(worker, path, body, timeout_s=self._timeout_s)
 
-    def _part(self, req_id: str) -> tuple[_Flight, _Part]:
+    def _part(self, req_id: str) -> tuple[_Flight, Part]:
         request_id = RequestId(req_id.rsplit(_PART_MARK, 1)[0])
         flight = self._flights.get(request_id)
         if flight is None:
             raise BadRequestError(f"part {req_id} is of no request in flight", param="req_id")
         part = flight.parts.get(req_id)
         if part is None:
-            part = flight.parts[req_id] = _Part(asyncio.get_running_loop().create_future())
+            part = flight.parts[req_id] = Part(flight.image_tokens)
         return flight, part
 
 
-def _cost(request: EncodeRequest, image_tokens: dict[str, int]) -> int:
-    hashes = [item.get("content_hash") for item in request.mm_items if isinstance(item, dict)]
-    return sum(image_tokens.get(str(content_hash), 0) for content_hash in hashes)
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; WorkerError if `event` comes first."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise WorkerError("the request ended")
+        return task.result()
+    finally:
+        task.cancel()
+        stop.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # `give_up` has told those who wait

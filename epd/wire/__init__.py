@@ -11,10 +11,13 @@ from epd.wire.handoff import (
     KVLayout,
     MetadataRequest,
     MetadataResponse,
+    ReceiverRequest,
     RoomDescriptor,
     RoomSendRequest,
     SendRequest,
     SendResponse,
+    bare_hash,
+    wire_hash,
 )
 from epd.wire.parsing import load_json, parse
 from epd.wire.workers import (
@@ -39,6 +42,7 @@ __all__ = [
     "MetadataRequest",
     "MetadataResponse",
     "ModelCard",
+    "ReceiverRequest",
     "RoomDescriptor",
     "RoomSendRequest",
     "SendRequest",
@@ -46,7 +50,9 @@ __all__ = [
     "Span",
     "TextPart",
     "WorkerReport",
+    "bare_hash",
     "load_json",
     "parse",
     "parse_chat_request",
+    "wire_hash",
 ]

@@ -11,6 +11,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_HASH_PREFIX = "sha256:"
+
+
+def wire_hash(content_hash: str) -> str:
+    """A hex SHA-256 as SGLang spells it (multimodal/cache/identity.py, 0.5.23)."""
+    return _HASH_PREFIX + content_hash
+
+
+def bare_hash(text: str) -> str:
+    """The hex of a content hash, with or without SGLang's prefix."""
+    return text.removeprefix(_HASH_PREFIX).lower()
+
 
 class _Message(BaseModel):
     # SGLang adds fields between releases; a reader ignores what it does not know.
@@ -21,7 +33,7 @@ class EncodeRequest(_Message):
     """`POST /encode`: encode the images of one part. SGLang: disaggregation/encoder/receiver.py.
 
     A part's id is `{rid}_local_part_{part_idx}`. An item is a URL, or an object with `url` and
-    perhaps `content_hash` (SHA-256 hex of the file) and `detail`.
+    perhaps `content_hash` (`sha256:` and the hex SHA-256 of the file) and `detail`.
     """
 
     req_id: str = Field(min_length=1)
@@ -29,6 +41,13 @@ class EncodeRequest(_Message):
     modality: str = "IMAGE"
     num_parts: int = Field(ge=1)
     part_idx: int = Field(ge=0)
+
+    @property
+    def content_hashes(self) -> tuple[str, ...]:
+        """The hex hash of each item, in order; empty if one of them has none."""
+        found = [item.get("content_hash") for item in self.mm_items if isinstance(item, dict)]
+        hashes = tuple(bare_hash(value) for value in found if isinstance(value, str))
+        return hashes if len(hashes) == len(self.mm_items) else ()
 
 
 class EncodeResponse(_Message):
@@ -60,6 +79,17 @@ class MetadataRequest(_Message):
 
     req_id: str = Field(min_length=1)
     part_idx: int = Field(default=0, ge=0)
+
+
+class ReceiverRequest(_Message):
+    """`POST /scheduler_receive_url`: push the part's embeddings to `receive_url` when encoded.
+
+    One call comes from each of the `receive_count` ranks of the prefill server.
+    """
+
+    req_id: str = Field(min_length=1)
+    receive_count: int = Field(ge=1)
+    receive_url: str = Field(min_length=1)
 
 
 class SendRequest(_Message):

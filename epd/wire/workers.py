@@ -67,6 +67,8 @@ class WorkerReport(_Message):
     bootstrap_port: int | None = None
     """Where decode asks a prefill worker for rooms, on the host of `url`."""
     pid: int | None = None
+    encode_window: int = Field(default=8, ge=1)
+    """Image parts that an encode worker works on at once; more would only queue there."""
     model: ModelCard
     labels: dict[str, str] = {}
     load: Load = Load()

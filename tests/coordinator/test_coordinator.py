@@ -58,7 +58,7 @@ async def test_only_our_own_fields_of_the_body_change() -> None:
         del received[name]
     image_url = received["messages"][2]["content"][1]["image_url"]
     sent_url = body["messages"][2]["content"][1]["image_url"]  # type: ignore[index]
-    assert image_url["content_hash"] == hashlib.sha256(picture).hexdigest()
+    assert image_url["content_hash"] == f"sha256:{hashlib.sha256(picture).hexdigest()}"
     assert "/internal/media/" in image_url["url"]
     image_url["url"], image_url["content_hash"] = sent_url["url"], sent_url["content_hash"]
     assert json.dumps(received) == json.dumps(body), "values, types and the order of keys"
