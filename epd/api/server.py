@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
 _SHUTDOWN_S = 2.0
+_BACKLOG = 1024  # connections that come in one burst; those over it wait a second or more
 # Below the 5 s after which SGLang's servers close an idle connection: a request sent on one that
 # is just being closed would be lost, and a POST is not sent twice.
 _KEEPALIVE_S = 4.0
@@ -149,7 +150,7 @@ async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None =
         app = build_app(coordinator, config, token=token, api_keys=api_keys, clock=clock)
         runner = build_runner(app)
         await runner.setup()
-        site = web.TCPSite(runner, config.host, config.port)
+        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG)
         try:
             await site.start()
         except OSError as exc:
