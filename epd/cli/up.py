@@ -34,7 +34,9 @@ def up(
 ) -> None:
     """Run the coordinator and the pools of one file; Ctrl-C stops all."""
     deployment = load_deployment(config)
-    resolve(deployment.model)
+    # SGLang takes names of the Hugging Face Hub too; what it cannot load, it says itself.
+    if any(pool.engine == "torch" and pool.replicas for _, pool in deployment.pools.items()):
+        resolve(deployment.model)
     asyncio.run(_run(_with_port(deployment), config, log_dir))
 
 

@@ -65,7 +65,7 @@ def test_a_command_has_an_option_for_each_field_of_its_configuration(
         if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel))
     }
     assert fields <= parameters
-    assert parameters - fields <= {"parent_pid", "config"}
+    assert parameters - fields <= {"parent_pid", "config", "flags"}
 
 
 def test_the_parent_pid_is_not_for_people() -> None:
@@ -93,7 +93,7 @@ def test_the_defaults_on_the_help_page_are_the_schemas() -> None:
             ["launch", "--stage", "encode", "--model", "tests", "--device", "gpu"],
             "--device: 'gpu' is no device",
         ),
-        (["launch", "extra", "--stage", "encode"], "extra"),
+        (["status", "extra"], "unexpected extra argument"),
         (["coordinator", "--port", "abc"], "--port: input should be a valid integer"),
         (["coordinator", "--port", "70000"], "--port: input should be less than or equal to 65535"),
         (["coordinator", "--host", "10.0.0.7"], "set api_keys_file"),
