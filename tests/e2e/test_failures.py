@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -17,14 +19,21 @@ from tests.e2e.pictures import encoded, picture, user
 pytestmark = pytest.mark.cluster
 
 STAGES = ("encode", "prefill", "decode")
+LONG_TOKENS = 1000
+"""Tokens of an answer that is still streaming while a test does its harm."""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Cluster]:
-    """A deployment of this module's own, since its tests break it."""
+    """A deployment of this module's own, since its tests break it; its answers never end early."""
+    root = tmp_path_factory.mktemp("failures")
+    endless = root / checkpoint.name
+    shutil.copytree(checkpoint, endless)
+    generation = json.loads((endless / "generation_config.json").read_text())
+    (endless / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": []}))
     cluster = Cluster(
-        tmp_path_factory.mktemp("failures"),
-        str(checkpoint),
+        root,
+        str(endless),
         {"lease": {"heartbeat_s": 0.5, "lease_s": 3.0}},
     )
     try:
@@ -39,11 +48,13 @@ def client(cluster: Cluster) -> openai.OpenAI:
 
 
 def ask(client: openai.OpenAI, max_tokens: int = 3, **more: object) -> object:
+    """A question about a picture that no worker has seen."""
     seed = time.monotonic_ns()
     return client.chat.completions.create(  # type: ignore[call-overload]
         model="random-vl",
         messages=[user(encoded(picture(84, 84, seed)), "What?")],
         max_tokens=max_tokens,
+        temperature=0,
         **more,
     )
 
@@ -97,7 +108,7 @@ def test_a_worker_killed_mid_request_fails_it_at_once_and_the_next_succeeds(
 def test_decode_killed_mid_stream_ends_the_stream_with_an_error(
     cluster: Cluster, client: openai.OpenAI
 ) -> None:
-    chunks = iter(ask(client, max_tokens=1000, stream=True))  # type: ignore[call-overload]
+    chunks = iter(ask(client, LONG_TOKENS, stream=True))  # type: ignore[call-overload]
     next(chunks)
     cluster.processes["decode"].popen.send_signal(signal.SIGSTOP)
     cluster.processes["decode"].stop(signal.SIGKILL)
@@ -114,7 +125,7 @@ def test_decode_killed_mid_stream_ends_the_stream_with_an_error(
 def test_a_stream_outlives_the_workers_it_no_longer_needs(
     cluster: Cluster, client: openai.OpenAI, stage: str
 ) -> None:
-    chunks = iter(ask(client, max_tokens=300, stream=True))  # type: ignore[call-overload]
+    chunks = iter(ask(client, LONG_TOKENS, stream=True))  # type: ignore[call-overload]
     next(chunks)
     cluster.processes[stage].stop(signal.SIGKILL)
     assert list(chunks)[-1].choices[0].finish_reason in ("stop", "length")
@@ -162,7 +173,7 @@ def test_a_frozen_worker_ends_the_request_when_its_lease_lapses(
 
 
 def test_a_client_that_leaves_frees_every_stage(cluster: Cluster, client: openai.OpenAI) -> None:
-    stream = ask(client, max_tokens=1500, stream=True)
+    stream = ask(client, LONG_TOKENS, stream=True)
     next(iter(stream))  # type: ignore[call-overload]
     stream.close()  # type: ignore[attr-defined]
     assert_nothing_is_held(cluster)
@@ -180,7 +191,7 @@ def test_a_restarted_coordinator_learns_the_workers_back(
 
 
 def test_sigterm_lets_a_worker_finish_what_runs(cluster: Cluster, client: openai.OpenAI) -> None:
-    stream = ask(client, max_tokens=200, stream=True, stream_options={"include_usage": True})
+    stream = ask(client, LONG_TOKENS, stream=True, stream_options={"include_usage": True})
     chunks = iter(stream)  # type: ignore[call-overload]
     next(chunks)
     cluster.processes["decode"].popen.send_signal(signal.SIGTERM)
@@ -191,7 +202,7 @@ def test_sigterm_lets_a_worker_finish_what_runs(cluster: Cluster, client: openai
         ask(client)
     assert "decode" in refused.value.message
     rest = list(chunks)
-    assert rest[-1].usage.completion_tokens >= 1
+    assert rest[-1].usage.completion_tokens == LONG_TOKENS
     assert cluster.processes["decode"].popen.wait(30) == 0
     cluster.wait_until(lambda: "decode" not in cluster.workers(), "decode left the registry")
     cluster.replace_worker("decode")
