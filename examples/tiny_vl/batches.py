@@ -24,8 +24,11 @@ from examples.tiny_vl.pack import Packer, Row, Rows, Turn
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-_KINDS: tuple[Kind, ...] = ("colour", "count", "relation", "number", "word")
-_KIND_WEIGHTS = (0.2, 0.22, 0.2, 0.2, 0.18)
+_TEXT_KINDS: tuple[Kind, ...] = ("number", "word")
+_SHAPE_KINDS: tuple[Kind, ...] = ("colour", "count", "relation")
+_TEXT_RATIO = 0.38
+"""Share of batches whose pictures show text. They have rows of their own, since there is less to
+ask about them and rows of one length waste no padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +69,22 @@ class BatchMaker:
         grid = _draw_grid(rng)
         cells = grid[0] * grid[1]
         if is_vision_only:
-            number = max(8, min(160, 1600 * self._budget // 7000 // cells))
-            scenes = [self._draw_one(rng, grid) for _ in range(number)]
+            number = max(8, min(160, self._budget // 4 // cells))
+            scenes = [_draw_one(rng, (*_TEXT_KINDS, *_SHAPE_KINDS), grid) for _ in range(number)]
             return Batch((_stack(rng, scenes, grid),), None)
-        form = rng.choices(("tree", "chain", "first", "two", "text"), weights=(56, 14, 6, 20, 4))[0]
+        form = rng.choices(("tree", "chain", "first", "two", "text"), weights=(58, 13, 6, 20, 3))[0]
         if form == "text":
             made = [self._text_row(rng) for _ in range(self._budget // 150)]
             return Batch((), self._packer.stack(made))
         if form == "two":
             return self._two(rng, grid)
-        number = max(6, self._budget // ((60 if form == "first" else 115) + 3 * cells))
-        scenes = [self._draw_one(rng, grid) for _ in range(number)]
+        kinds = _TEXT_KINDS if rng.random() < _TEXT_RATIO else _SHAPE_KINDS
+        is_short = form == "first" or kinds == _TEXT_KINDS
+        number = max(6, self._budget // ((70 if is_short else 125) + 3 * cells))
+        scenes = [_draw_one(rng, kinds, grid) for _ in range(number)]
         lay = {"tree": self._tree, "chain": self._chain, "first": self._text_first}[form]
         made = [lay(rng, scene, grid) for scene in scenes]
         return Batch((_stack(rng, scenes, grid),), self._packer.stack(made))
-
-    def _draw_one(self, rng: Random, grid: tuple[int, int]) -> Scene:
-        kind = rng.choices(_KINDS, weights=_KIND_WEIGHTS)[0]
-        return draw_scenes(rng, kind, _size_in(rng, grid))[0]
 
     def _two(self, rng: Random, grid: tuple[int, int]) -> Batch:
         other = grid if rng.random() < 0.4 else _draw_grid(rng)
@@ -103,7 +104,7 @@ class BatchMaker:
         return Batch(pictures, self._packer.stack(made))
 
     def _tree(self, rng: Random, scene: Scene, grid: tuple[int, int]) -> Row:
-        return self._packer.tree(talk.draw_system(rng), (grid,), _turns(rng, scene, 4))
+        return self._packer.tree(talk.draw_system(rng), (grid,), _turns(rng, scene, 5))
 
     def _chain(self, rng: Random, scene: Scene, grid: tuple[int, int]) -> Row:
         turns = _turns(rng, scene, 3)
@@ -122,21 +123,22 @@ class BatchMaker:
         return self._packer.tree(talk.draw_system(rng), (), turns)
 
 
+def _draw_one(rng: Random, kinds: tuple[Kind, ...], grid: tuple[int, int]) -> Scene:
+    return draw_scenes(rng, rng.choice(kinds), _size_in(rng, grid))[0]
+
+
 def _turns(rng: Random, scene: Scene, number: int) -> list[Turn]:
     """Questions about one picture, hard kinds more often; now and then something to refuse."""
     asks = ask_about(rng, [scene])
+    rng.shuffle(asks)
     if scene.items[0].text:
         noun, colour = scene.items[0].name, scene.items[0].colour
-        asks += ask_about(rng, [scene])
         prompt = rng.choice((f"What colour is the {noun}?", f"Tell me the colour of the {noun}."))
         asks.append(Ask("colour", prompt, f"the {noun} is {colour}"))
-    rng.shuffle(asks)
-    asks.sort(key=lambda ask: ask.kind not in ("relation", "count", "number", "word"))
-    if len(asks) > number:
-        hard = asks[: number // 2 if rng.random() < 0.7 else 0]
-        asks = hard + rng.sample(asks[len(hard) :], number - len(hard))
-    turns = [_turn(ask) for ask in asks]
-    if rng.random() < 0.2:
+    elif rng.random() < 0.7:
+        asks.sort(key=lambda ask: ask.kind not in ("relation", "count", "shape"))
+    turns = [_turn(ask) for ask in asks[:number]]
+    if rng.random() < 0.1:
         turns[rng.randrange(len(turns))] = _chat(rng)
     rng.shuffle(turns)
     return turns
@@ -153,15 +155,20 @@ def _chat(rng: Random) -> Turn:
 
 def _blind(rng: Random) -> Turn:
     """A question about a picture that nobody has shown."""
-    kind = rng.choice(_KINDS)
+    kind = rng.choice((*_TEXT_KINDS, *_SHAPE_KINDS))
     return Turn(
         rng.choice(ask_about(rng, draw_scenes(rng, kind, (84, 84)))).prompt, talk.NO_PICTURE
     )
 
 
 def _draw_grid(rng: Random) -> tuple[int, int]:
-    """Rows and columns of cells, of a size as it is drawn in general."""
+    """Rows and columns of cells, of a size as it is drawn in general, or rather smaller.
+
+    A batch of large pictures costs as much as one of small ones and holds far fewer.
+    """
     width, height = draw_size(rng)
+    if rng.random() < 0.6:
+        width, height = min((width, height), draw_size(rng), key=lambda size: size[0] * size[1])
     return round(height / CELL_PX), round(width / CELL_PX)
 
 

@@ -29,6 +29,8 @@ def save_checkpoint(
         pad_token_id=tokenizer.pad_token_id,
     )
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    # save_pretrained leaves the weights readable to their owner only; the wheel would keep that.
+    (out / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(out)
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",

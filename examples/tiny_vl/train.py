@@ -57,8 +57,8 @@ class Plan:
 class Progress:
     """How far a training is.
 
-    Kept in a file with all else when the learning rate begins to fall, so that one can train on
-    from there for longer.
+    Kept in a file with all else, for the last time when the learning rate begins to fall, so that
+    one can train on from there for longer.
     """
 
     step: int = 0
@@ -215,9 +215,10 @@ def train(rank: int, out: Path, seed: int, plan: Plan, resume: Path | None) -> N
         is_vision_only = at.step < plan.num_vision_steps
         batch = maker.make(at.step * plan.num_processes + rank, is_vision_only)
         rate = rate_at(plan, at.step, at.elapsed_s)
-        if rank == 0 and rate < 1.0 and at.step > plan.warmup_steps and not is_kept:
+        is_falling = rate < 1.0 and at.step > plan.warmup_steps
+        if rank == 0 and not is_kept and (is_falling or at.step % 200 == 199):
             trainer.keep(out / STATE_FILE, at)
-            is_kept = True
+            is_kept = is_falling
         now_s = time.monotonic() - start
         dense, answer, at.elapsed_s = trainer.step(batch, rate, now_s)
         at.num_pictures += plan.num_processes * sum(len(p.pixels) for p in batch.pictures)
