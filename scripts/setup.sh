@@ -67,7 +67,8 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "$
 torch=${TORCH:-torch==2.13.0+cpu}
 if ! "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null; then
     say "installing $torch (the CPU build is a download of about 190 MB)"
-    pip --extra-index-url https://download.pytorch.org/whl/cpu --retries 2 --timeout 15 "$torch"
+    pip --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
+        --retries 2 --timeout 15 "$torch"
 fi
 
 say "installing EPD and what it needs"
