@@ -193,8 +193,7 @@ class EncodeGateway:
             except (WorkerError, DeadlineError):
                 if flight.closed.is_set() or part.encoding is None:
                     raise
-                await asyncio.wait([part.encoding])
-                if part.worker is worker:
+                if await part.settled_at(worker):
                     # It was encoded, and lost with its worker or on the way.
                     part.take_from(worker)
                     if len(part.failed) == _MAX_PLACEMENTS:

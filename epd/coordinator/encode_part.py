@@ -39,6 +39,7 @@ class Part:
         self._last: Worker | None = None
         self._load = ExitStack()
         self._placed: asyncio.Future[Worker] = _future()
+        self._taken = asyncio.Event()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -70,6 +71,7 @@ class Part:
         self._load.close()
         self._load.enter_context(worker.carrying(self.num_tokens))
         self._placed.set_result(worker)
+        self._taken = asyncio.Event()
         self._last = worker
 
     def take_from(self, worker: Worker) -> None:
@@ -78,6 +80,18 @@ class Part:
         if self.worker is worker:
             self._load.close()
             self._placed = _future()
+            self._taken.set()
+
+    async def settled_at(self, worker: Worker) -> bool:
+        """Wait until the part is encoded, or taken from `worker`; whether it is still there.
+
+        A call about the part failed at `worker`, which may fail at the part too, or not.
+        """
+        if self.worker is worker and self.encoding is not None:
+            taken = asyncio.create_task(self._taken.wait())
+            await asyncio.wait([self.encoding, taken], return_when=asyncio.FIRST_COMPLETED)
+            taken.cancel()
+        return self.worker is worker
 
     def sent(self) -> None:
         """The receiver has the part's embeddings."""
@@ -87,6 +101,7 @@ class Part:
     def give_up(self, error: EPDError) -> None:
         """The part cannot be placed: calls that wait, and those that come, get `error`."""
         self._load.close()
+        self._taken.set()
         if self._placed.done():
             self._placed = _future()
         self._placed.set_exception(error)

@@ -35,10 +35,8 @@ def compose_environment(config: WorkerConfig, inherited: Mapping[str, str]) -> d
         "SGLANG_HEALTH_CHECK_TIMEOUT": "5",
         **tier_environment(config),
     }
-    if config.stage is Stage.ENCODE and config.embedding_cache == "prefix":
-        # The prefix cache neither answers nor learns from a batch of several requests
-        # (disaggregation/encoder/server.py:1745, 0.5.23).
-        defaults["SGLANG_ENCODER_MAX_BATCH_SIZE"] = "1"
+    if config.stage is Stage.ENCODE:
+        defaults["SGLANG_ENCODER_MAX_BATCH_SIZE"] = str(_max_batch_size(config))
     if config.transfer_protocol == "tcp":
         defaults["MC_FORCE_TCP"] = "1"
     if config.device == "cpu" and not config.gpus:
@@ -48,6 +46,17 @@ def compose_environment(config: WorkerConfig, inherited: Mapping[str, str]) -> d
     if visible := visible_gpus(config):
         found["CUDA_VISIBLE_DEVICES"] = visible
     return found
+
+
+def encode_window(config: WorkerConfig) -> int:
+    """Image parts to have at an encode server at once: one batch at work and one on the way."""
+    return 2 * _max_batch_size(config)
+
+
+def _max_batch_size(config: WorkerConfig) -> int:
+    # The prefix cache neither answers nor learns from a batch of several requests
+    # (disaggregation/encoder/server.py:1745, 0.5.23). 8 is SGLang's own default.
+    return 1 if config.embedding_cache == "prefix" else 8
 
 
 def visible_gpus(config: WorkerConfig) -> str:

@@ -11,6 +11,8 @@ import aiohttp
 
 from epd.types import Stage
 
+PROBE_TIMEOUT_S = 5.0
+
 
 class Probe(Protocol):
     """What supervision asks of a server."""
@@ -35,7 +37,7 @@ class HTTPProbe:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, stage: Stage, *, timeout_s: float = 5.0
+        self, session: aiohttp.ClientSession, url: str, stage: Stage, *, timeout_s: float
     ) -> None:
         self._session = session
         self._url = url

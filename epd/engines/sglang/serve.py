@@ -9,23 +9,13 @@ in each of them: what is done at import here is done in all of its processes.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
 from epd.engines.sglang.cpu import stand_ins
 from epd.engines.sglang.environment import EXIT_USAGE, PARENT_VARIABLE
 from epd.engines.sglang.flag_check import explain, unknown_flags
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies; leave now if that has happened."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent_pid is not None and os.getppid() != parent_pid:
-        os._exit(1)
+from epd.engines.sglang.parent import die_with_parent
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Supervision:
         launch: makes the process of a new life, not started.
         probe: asks the server.
         clock: measures lives and silences.
-        on_change: called when the server becomes ready, falls silent or dies.
+        on_change: called when the server becomes ready, falls silent, and when a life has ended.
         start_s: how long a life may take to get ready.
         stall_s: see `Progress`.
         probe_s: pause between two probes.
@@ -145,7 +145,8 @@ class Supervision:
             await server.kill()
             self._server = None
             self._take_load(Load())
-            self._set_ready(False)
+            self._is_ready = False
+            self._on_change()
 
     async def _until_ready(self, server: ServerProcess, ended: asyncio.Task[int]) -> str | None:
         """None once ready; else why not."""

@@ -23,8 +23,9 @@ import aiohttp
 from epd.auth import default_token_file, load_token
 from epd.clock import Clock, SystemClock
 from epd.config import WorkerConfig
+from epd.engines.sglang import probe
 from epd.engines.sglang.checkpoint import locate, model_card, read_config
-from epd.engines.sglang.environment import compose_environment
+from epd.engines.sglang.environment import compose_environment, encode_window
 from epd.engines.sglang.flags import Ports, check_contradictions, compose
 from epd.engines.sglang.gpus import claim
 from epd.engines.sglang.ports import choose_ports
@@ -161,7 +162,7 @@ class Worker:
         identity = self.lease.identity
         supervision = self._supervision = Supervision(
             launch,
-            HTTPProbe(self._session, identity.url, identity.stage),
+            HTTPProbe(self._session, identity.url, identity.stage, timeout_s=probe.PROBE_TIMEOUT_S),
             self._clock,
             on_change=self._server_changed,
             start_s=config.start_s,
@@ -257,6 +258,7 @@ def _identity(config: WorkerConfig, card: ModelCard, ports: Ports, clock: Clock)
         model=card,
         bootstrap_port=ports.bootstrap or None,
         pid=os.getpid(),
+        encode_window=encode_window(config),
     )
 
 
