@@ -113,6 +113,8 @@ def test_the_documented_http_paths_are_served() -> None:
 def test_ci_runs_what_the_readme_tells() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     readme = (ROOT / "README.md").read_text()
-    for target in ("demo", "check"):
+    for target in ("demo", "test"):
         assert f"$ make {target} " in readme
+    for target in ("demo", "check"):
         assert re.search(rf"^make {target}$", script, re.MULTILINE)
+    assert re.search(r"^check: lint test\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
