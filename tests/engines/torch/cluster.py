@@ -54,8 +54,10 @@ class FakeCoordinator:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as self._session:
-            yield
-            await runner.cleanup()
+            try:
+                yield
+            finally:
+                await runner.cleanup()
 
     def add_media(self, data: bytes) -> dict[str, Any]:
         """The image_url of a part, as the coordinator's media edge rewrites it."""
