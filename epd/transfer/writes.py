@@ -7,10 +7,13 @@ engine and the fake cannot differ in them. The engine supplies the legs: how byt
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from epd.errors import TransferError
 from epd.transfer.base import Block, OnSettled, TransferStats
+
+logger = logging.getLogger(__name__)
 
 Flight = asyncio.Future[str | None]
 """What the library is carrying right now; done when it no longer reads the source, with None if
@@ -55,10 +58,15 @@ class Writes:
                     # Shielded: what has been started runs to its end whatever becomes of us.
                     error = await asyncio.shield(flight)
                     if error is not None:
-                        raise TransferError(f"write to {session_id} failed: {error}")
+                        logger.warning("write to %s failed: %s", session_id, error)
+                        raise TransferError(f"the write to the receiver failed: {error}")
         except TimeoutError:
             self.stats.num_failures_total += 1
-            raise TransferError(f"write to {session_id}: not done in {timeout_s:g} s") from None
+            # The session is the peer's address: for the log, not for the client this may reach.
+            logger.warning("write to %s not done in %g s", session_id, timeout_s)
+            raise TransferError(
+                f"the write to the receiver was not done in {timeout_s:g} s"
+            ) from None
         except BaseException:
             self.stats.num_failures_total += 1
             raise
