@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from yarl import URL
-
-import encoders
 from epd.auth import ClusterToken
 from epd.clock import Clock
 from epd.config import CoordinatorConfig
@@ -27,26 +24,29 @@ from epd.coordinator.dispatch import Dispatch, Pair, Sink
 from epd.coordinator.encode_gateway import EncodeGateway
 from epd.coordinator.lifecycle import RequestLog, RequestRecord, RequestState
 from epd.coordinator.media_urls import MediaURLs
-from epd.errors import AbortedError, BadRequestError, EPDError, OverloadedError
+from epd.coordinator.request_body import RequestBody, count_image_tokens
+from epd.errors import AbortedError, EPDError, OverloadedError
 from epd.media import MediaCache, MediaEdge, MediaItem
 from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
 from epd.pools.routing import least_loaded
-from epd.types import RequestId, Room, Stage
-from epd.wire import (
-    ChatRequest,
-    ModelCard,
-    Span,
-    WorkerReport,
-    load_json,
-    parse_chat_request,
-    wire_hash,
-)
-from epd.wire.chat import COORDINATOR_FIELDS
+from epd.types import Room, Stage
+from epd.wire import ModelCard, Span, WorkerReport
 
 logger = logging.getLogger(__name__)
 
 _ABORT_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where a request goes, and what is sent there."""
+
+    pair: Pair
+    body: bytes
+    is_stream: bool
+    image_tokens: dict[str, int]
+    """By content hash."""
 
 
 class Coordinator:
@@ -128,7 +128,7 @@ class Coordinator:
         """
         try:
             with self._admit():
-                await self._carry_out(record, await read_body(), sink)
+                await self._carry_out(record, read_body, sink)
         except EPDError as exc:
             exc.request_id = record.request_id
             is_aborted = isinstance(exc, AbortedError)
@@ -167,50 +167,57 @@ class Coordinator:
             if not self._num_in_flight:
                 self._idle.set()
 
-    async def _carry_out(self, record: RequestRecord, body: bytes, sink: Sink) -> None:
-        document = load_json(body)
-        request = validate(document)
-        card = self.registry.model(request.model)
-        record.model_id = card.model_id
-        self._require_stages(request, card)
+    async def _carry_out(
+        self, record: RequestRecord, read_body: Callable[[], Awaitable[bytes]], sink: Sink
+    ) -> None:
         with ExitStack() as held:
-            record.enter(RequestState.RESOLVING)
-            items = await self._resolve(record, request, held)
-            tokens = {item.content_hash: count_tokens(card, item) for item in items}
-            record.num_images = len(items)
-            record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
-            self.metrics.image_tokens.inc(record.num_image_tokens)
-            pair = self._plan(card)
-            for worker in (pair.prefill, pair.decode):
-                held.enter_context(worker.carrying(estimate_tokens(request, record)))
-            self._rewrite(document, record.request_id, request, items, pair)
-            rewritten = dump_json(document)
+            # The body that was read, perhaps megabytes of base64, is dropped after this line.
+            plan = await self._plan(record, RequestBody.read(await read_body()), held)
             dispatch = Dispatch(
                 self._client,
                 self._clock,
                 self._config.requests,
                 record,
-                pair,
-                is_stream=request.stream,
+                plan.pair,
+                is_stream=plan.is_stream,
             )
             record.enter(RequestState.DISPATCHED)
-            with self._in_room(record, pair, tokens):
-                await dispatch.run(rewritten, sink)
+            with self._in_room(record, plan):
+                await dispatch.run(plan.body, sink)
 
-    def _require_stages(self, request: ChatRequest, card: ModelCard) -> None:
+    async def _plan(self, record: RequestRecord, body: RequestBody, held: ExitStack) -> _Plan:
+        """Resolve the request's media and choose its workers; `held` gets what it now holds."""
+        card = self.registry.model(body.request.model)
+        record.model_id = card.model_id
+        self._require_stages(body, card)
+        record.enter(RequestState.RESOLVING)
+        items = await self._resolve(record, body, held)
+        tokens = {item.content_hash: count_image_tokens(card, item) for item in items}
+        record.num_images = len(items)
+        record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
+        self.metrics.image_tokens.inc(record.num_image_tokens)
+        pair = self._choose(card)
+        for worker in (pair.prefill, pair.decode):
+            held.enter_context(worker.carrying(record.num_image_tokens + body.num_text_tokens))
+        rewritten = body.for_workers(
+            record.request_id, self._mint_room(), pair.prefill.report, items, self.media_urls.sign
+        )
+        return _Plan(pair, rewritten, body.request.stream, tokens)
+
+    def _require_stages(self, body: RequestBody, card: ModelCard) -> None:
         """Fail at once, before any fetch, when a stage has no worker."""
         for stage in Stage:
-            if stage is not Stage.ENCODE or request.images:
+            if stage is not Stage.ENCODE or body.image_urls:
                 self.registry.ready(stage, card.model_id)
 
     async def _resolve(
-        self, record: RequestRecord, request: ChatRequest, held: ExitStack
+        self, record: RequestRecord, body: RequestBody, held: ExitStack
     ) -> list[MediaItem]:
-        if not request.images:
+        if not body.image_urls:
             return []
         start_unix_s, start_s = self._clock.time(), self._clock.monotonic()
-        urls = [(part.image_url.url, path) for path, part in request.images]
-        items = list(held.enter_context(await self._edge.resolve_all(urls)).items)
+        lease = await self._edge.resolve_all(body.image_urls)
+        items = list(held.enter_context(lease).items)
         span = Span(
             request_id=record.request_id,
             name="fetch",
@@ -222,41 +229,17 @@ class Coordinator:
         self.metrics.stage_seconds.labels("fetch").observe(span.duration_s)
         return items
 
-    def _plan(self, card: ModelCard) -> Pair:
+    def _choose(self, card: ModelCard) -> Pair:
         return Pair(
             prefill=self.registry.choose(Stage.PREFILL, card.model_id, least_loaded),
             decode=self.registry.choose(Stage.DECODE, card.model_id, least_loaded),
         )
 
-    def _rewrite(
-        self,
-        document: dict[str, Any],
-        request_id: RequestId,
-        request: ChatRequest,
-        items: list[MediaItem],
-        pair: Pair,
-    ) -> None:
-        """Set the fields that are ours; all others reach the workers as the client sent them."""
-        prefill = pair.prefill.report
-        document["rid"] = request_id
-        document["bootstrap_room"] = self._mint_room()
-        document["bootstrap_host"] = URL(prefill.url).host
-        document["bootstrap_port"] = prefill.bootstrap_port
-        remaining = iter(items)
-        for m, message in enumerate(request.messages):
-            for p, _ in message.images:
-                item = next(remaining)
-                image_url = document["messages"][m]["content"][p]["image_url"]
-                image_url["url"] = self.media_urls.sign(item.content_hash)
-                image_url["content_hash"] = wire_hash(item.content_hash)
-
     @contextlib.contextmanager
-    def _in_room(
-        self, record: RequestRecord, pair: Pair, image_tokens: dict[str, int]
-    ) -> Generator[None]:
+    def _in_room(self, record: RequestRecord, plan: _Plan) -> Generator[None]:
         """Let workers meet over this request; afterwards make those drop it that still hold it."""
         request_id = record.request_id
-        self.gateway.open(request_id, record.model_id, image_tokens)
+        self.gateway.open(request_id, record.model_id, plan.image_tokens)
         self.metrics.rooms_open.inc()
         try:
             yield
@@ -264,7 +247,7 @@ class Coordinator:
             self.metrics.rooms_open.dec()
             holders = self.gateway.close(request_id)
             if not record.is_answered:
-                holders += [pair.prefill, pair.decode]
+                holders += [plan.pair.prefill, plan.pair.decode]
             for worker in holders:
                 self._in_background(self._client.abort(worker, request_id))
 
@@ -310,47 +293,3 @@ class Coordinator:
             async with asyncio.timeout(_ABORT_GRACE_S):
                 await self._idle.wait()
                 await asyncio.gather(*self._background, return_exceptions=True)
-
-
-def dump_json(document: dict[str, Any]) -> bytes:
-    """The document as JSON again.
-
-    Raises:
-        BadRequestError: it cannot be written, although Python could read it.
-    """
-    try:
-        return json.dumps(document, allow_nan=False).encode()
-    except RecursionError:
-        raise BadRequestError("the request body is nested too deeply") from None
-    except ValueError:
-        raise BadRequestError("the request body holds a number that is out of range") from None
-
-
-def validate(document: dict[str, Any]) -> ChatRequest:
-    """A client's request, checked.
-
-    Raises:
-        BadRequestError: naming the field.
-    """
-    for name in sorted(COORDINATOR_FIELDS & document.keys()):
-        raise BadRequestError(f"{name} is set by the server: leave it out", param=name)
-    return parse_chat_request(document)
-
-
-def count_tokens(card: ModelCard, item: MediaItem) -> int:
-    """Image tokens `item` will become, from its width and height alone."""
-    if card.image_budget is None:
-        return 0
-    family = encoders.family_of(card.model_type)
-    return family.image_tokens(item.width, item.height, card.image_budget)
-
-
-def estimate_tokens(request: ChatRequest, record: RequestRecord) -> int:
-    """Prompt tokens, roughly: image tokens are exact, text counts 4 bytes a token."""
-    text = 0
-    for message in request.messages:
-        if isinstance(message.content, str):
-            text += len(message.content)
-        elif message.content:
-            text += sum(len(getattr(part, "text", "")) for part in message.content)
-    return record.num_image_tokens + text // 4

@@ -1,0 +1,118 @@
+"""A chat request's body: what a client sent, checked, weighed, and rewritten for the workers.
+
+Only the fields that are ours change; all others reach the workers as the client sent them, and no
+base64 does. Called by the coordinator; does no I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from yarl import URL
+
+import encoders
+from epd.errors import BadRequestError
+from epd.media import MediaItem
+from epd.types import RequestId, Room
+from epd.wire import (
+    ChatRequest,
+    ModelCard,
+    WorkerReport,
+    load_json,
+    parse_chat_request,
+    wire_hash,
+)
+from epd.wire.chat import COORDINATOR_FIELDS
+
+_CHARS_PER_TOKEN = 4  # of text in most languages; only compared with other estimates
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """One request's body, read. It may hold megabytes of base64: let go of it early."""
+
+    document: dict[str, Any]
+    request: ChatRequest
+    """The fields of `document` that EPD reads."""
+
+    @classmethod
+    def read(cls, body: bytes) -> RequestBody:
+        """Decode and check what a client sent.
+
+        Raises:
+            BadRequestError: naming the field at fault.
+        """
+        document = load_json(body)
+        for name in sorted(COORDINATOR_FIELDS & document.keys()):
+            raise BadRequestError(f"{name} is set by the server: leave it out", param=name)
+        return cls(document, parse_chat_request(document))
+
+    @property
+    def image_urls(self) -> list[tuple[str, str]]:
+        """(URL, field path) of every image, in order."""
+        return [(part.image_url.url, path) for path, part in self.request.images]
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Tokens of all texts, roughly."""
+        num_chars = 0
+        for message in self.request.messages:
+            if isinstance(message.content, str):
+                num_chars += len(message.content)
+            elif message.content:
+                num_chars += sum(len(getattr(part, "text", "")) for part in message.content)
+        return num_chars // _CHARS_PER_TOKEN
+
+    def for_workers(
+        self,
+        request_id: RequestId,
+        room: Room,
+        prefill: WorkerReport,
+        items: Sequence[MediaItem],
+        sign: Callable[[str], str],
+    ) -> bytes:
+        """The body that prefill and decode get. Changes `document`.
+
+        Args:
+            request_id: the request's.
+            room: where the two workers meet.
+            prefill: the worker that holds the room.
+            items: the request's images, in order.
+            sign: gives the URL under which workers fetch the image of a content hash.
+
+        Raises:
+            BadRequestError: it cannot be written as JSON, although Python could read it.
+        """
+        document = self.document
+        document["rid"] = request_id
+        document["bootstrap_room"] = room
+        document["bootstrap_host"] = URL(prefill.url).host
+        document["bootstrap_port"] = prefill.bootstrap_port
+        remaining = iter(items)
+        for m, message in enumerate(self.request.messages):
+            for p, _ in message.images:
+                item = next(remaining)
+                image_url = document["messages"][m]["content"][p]["image_url"]
+                image_url["url"] = sign(item.content_hash)
+                image_url["content_hash"] = wire_hash(item.content_hash)
+        return _dump(document)
+
+
+def count_image_tokens(card: ModelCard, item: MediaItem) -> int:
+    """Tokens that `item` will become, exactly, from its width and height alone."""
+    if card.image_budget is None:
+        return 0
+    family = encoders.family_of(card.model_type)
+    return family.image_tokens(item.width, item.height, card.image_budget)
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(document, allow_nan=False).encode()
+    except RecursionError:
+        raise BadRequestError("the request body is nested too deeply") from None
+    except ValueError:
+        raise BadRequestError("the request body holds a number that is out of range") from None
