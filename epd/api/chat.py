@@ -16,6 +16,7 @@ from epd.types import RequestId
 
 _BODY_S = 60.0
 _FAREWELL_S = 1.0
+_EVENT_STREAM = "text/event-stream"
 
 
 def mint_request_id() -> RequestId:
@@ -60,9 +61,15 @@ class ClientSink:
             await self.response.write_eof()
 
     async def fail(self, error: EPDError) -> None:
-        """End a stream that has begun with an error event; hang up on a client not reading."""
+        """End an answer that has begun: a stream with an error event, else by hanging up.
+
+        A client that does not read is hung up on, too.
+        """
+        assert self.response is not None, "an error before the start has a status of its own"
         is_told = False
         try:
+            if self.response.content_type != _EVENT_STREAM:
+                return  # an event amid JSON would only spoil it
             async with asyncio.timeout(_FAREWELL_S):
                 await self.write(error_event(error))
                 await self.finish()

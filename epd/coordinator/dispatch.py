@@ -1,6 +1,7 @@
 """Prefill and decode of one request: both are asked at once, decode's answer is relayed.
 
-The pair lives and dies together until decode has the KV; from then on prefill no longer matters.
+The pair lives and dies together until decode has the KV; from then on prefill no longer matters,
+nor decode once its whole answer is here.
 Whatever ends it first wins and the rest is cancelled: an error of either worker, a worker whose
 lease lapses, a deadline, or the client leaving. Before a byte has reached the client an error is
 raised and becomes an HTTP status; afterwards it becomes an SSE error event.
@@ -94,6 +95,7 @@ class Dispatch:
         self._pair = pair
         self._is_stream = is_stream
         self._handed_over = asyncio.Event()  # decode has the KV: prefill is no longer needed
+        self._is_received = False  # the answer is all here: decode is no longer needed
         self._progress_s = clock.monotonic()
         self._awaited = "the first token did not come"
 
@@ -112,7 +114,7 @@ class Dispatch:
                     group.create_task(
                         _watch(self._pair.prefill, lambda: not self._handed_over.is_set())
                     ),
-                    group.create_task(_watch(self._pair.decode)),
+                    group.create_task(_watch(self._pair.decode, lambda: not self._is_received)),
                 ]
                 await self._relay(body, sink)
                 # Prefill answers once decode has its KV, so it is done or about to be.
@@ -147,6 +149,7 @@ class Dispatch:
                 await self._relay_events(response, sink)
             else:
                 answer = await self._client.read(worker, response)
+                self._is_received = True
                 self._awaited = "the client did not read"
                 await sink.start(response.content_type)
                 await sink.write(answer)
@@ -173,6 +176,7 @@ class Dispatch:
         error_at = events.find(_ERROR_EVENT)
         tokens = events if error_at < 0 else events[:error_at]
         self._progress_s = self._clock.monotonic()
+        self._is_received = error_at < 0 and events.endswith(_DONE_EVENT)
         if tokens:
             if not sink.has_started:
                 self._record.first_token_s = self._progress_s
@@ -185,7 +189,7 @@ class Dispatch:
             self._awaited = "the next token did not come"
         if error_at >= 0:
             raise _event_error(events[error_at:])
-        if events.endswith(_DONE_EVENT):
+        if self._is_received:
             self._record.is_answered = True
             await sink.finish()
 
@@ -219,7 +223,7 @@ class Dispatch:
                         await self._handed_over.wait()
 
 
-async def _watch(worker: Worker, is_needed: Callable[[], bool] = lambda: True) -> None:
+async def _watch(worker: Worker, is_needed: Callable[[], bool]) -> None:
     await worker.lost.wait()
     if is_needed():
         raise worker.loss

@@ -329,6 +329,18 @@ async def test_an_answer_is_whole_although_prefill_never_says_that_it_is_done() 
         assert (await d.record(answer))["outcome"] == "finished"
 
 
+async def test_a_decode_worker_lost_after_its_whole_answer_is_not_missed() -> None:
+    answer = {"long": "x" * 2**24}  # more than the buffers of a client that does not read yet
+    async with deployed() as d:
+        for worker in (d.prefill, d.decode):
+            worker.faults.status, worker.faults.body = 200, answer
+        async with d.session.post(d.url + CHAT, json=chat_body()) as response:
+            await d.decode.register(epoch=2)  # the life that answered is over
+            assert await response.json() == answer
+        await d.settle()
+        assert (await d.last_record())["outcome"] == "finished"
+
+
 async def test_an_abort_that_a_worker_refuses_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
