@@ -71,19 +71,23 @@ def load_token(token_file: Path | None = None, *, create: bool = False) -> Clust
         create: make the file if it does not exist (the coordinator does, a worker does not).
 
     Raises:
-        ConfigError: there is no token, it is too weak, or others can read its file.
+        ConfigError: there is no token or none can be made, it is too weak, or others can read its
+            file.
     """
     if token_file is None and (secret := os.environ.get(TOKEN_VARIABLE)):
         return ClusterToken(secret.strip())
     path = token_file or default_token_file()
-    if create and not path.exists():
-        _create_token(path)
+    try:
+        if create and not path.exists():
+            _create_token(path)
+    except OSError as exc:
+        raise ConfigError(f"the cluster token {path} cannot be made ({exc.strerror})") from exc
     try:
         secret = path.read_text().strip()
         is_private = path.stat().st_mode & 0o077 == 0
-    except OSError as exc:
+    except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(
-            f"no cluster token: {path} cannot be read ({exc.strerror}). Start the coordinator "
+            f"no cluster token: {path} cannot be read ({_why(exc)}). Start the coordinator "
             f"first, or set {TOKEN_VARIABLE} or --token-file to the coordinator's token"
         ) from exc
     if not is_private:
@@ -142,9 +146,14 @@ def load_api_keys(path: Path | None) -> APIKeys:
         return APIKeys([])
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
-    except OSError as exc:
-        raise ConfigError(f"api_keys_file: {path} cannot be read ({exc.strerror})") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"api_keys_file: {path} cannot be read ({_why(exc)})") from exc
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"api_keys_file: {path} holds no key")
     return APIKeys(keys)
+
+
+def _why(exc: OSError | UnicodeDecodeError) -> str:
+    """Never the exception's own text: that of a decoding error quotes the file, a secret."""
+    return exc.strerror or "unknown" if isinstance(exc, OSError) else "it is no text"

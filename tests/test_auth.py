@@ -91,6 +91,20 @@ def test_a_worker_does_not_make_a_token_but_says_what_to_do(tmp_path: Path) -> N
     assert not (tmp_path / "token").exists()
 
 
+def test_a_token_that_cannot_be_made_or_read_is_one_line_that_quotes_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        load_token(tmp_path / "file" / "token", create=True)
+    path = tmp_path / "token"
+    path.write_bytes(b"secret\xff" * 8)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="it is no text") as caught:
+        load_token(path)
+    assert "secret" not in caught.value.message
+
+
 def test_a_token_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(SECRET)
@@ -141,3 +155,6 @@ def test_a_file_without_keys_does_not_open_the_door(tmp_path: Path) -> None:
         load_api_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_api_keys(tmp_path / "nope")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="it is no text"):
+        load_api_keys(path)

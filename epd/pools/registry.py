@@ -90,12 +90,14 @@ class Registry:
         """Take a worker's report: a registration, a heartbeat, or a farewell (state gone).
 
         Raises:
-            BadRequestError: the report is of an older life of the worker than the known one.
+            BadRequestError: the report is of an older life of the worker than the known one, whose
+                lease holds. A lapsed one does not count: clocks are sometimes set back.
         """
         now_s = self._clock.monotonic()
         worker_id = WorkerId(report.worker_id)
         known = self._workers.get(worker_id)
-        if known is not None and report.epoch < known.report.epoch:
+        is_taken = known is not None and not known.lost.is_set()
+        if known is not None and is_taken and report.epoch < known.report.epoch:
             raise BadRequestError(
                 f"worker_id {worker_id} is taken by a worker that started later: "
                 "give each worker its own --worker-id",

@@ -114,7 +114,8 @@ class AdminClient:
     async def _get(self, path: str) -> dict[str, Any]:
         assert self._session is not None, "use AdminClient as a context manager"
         try:
-            async with self._session.get(self._url + path) as response:
+            # A redirect would take the cluster token to wherever it points.
+            async with self._session.get(self._url + path, allow_redirects=False) as response:
                 body = await response.read()
                 document = _json(body)
                 if response.status >= 400:

@@ -132,6 +132,17 @@ def test_an_earlier_start_under_the_same_id_is_refused(registry: Registry) -> No
     assert only(registry).report.epoch == 2
 
 
+def test_a_worker_whose_clock_was_set_back_is_known_again_once_its_old_lease_lapsed(
+    registry: Registry, clock: FakeClock
+) -> None:
+    registry.report(report(epoch=2))
+    clock.advance(LEASE_S + 0.1)
+    registry.expire()
+    registry.report(report(epoch=1, url="http://127.0.0.1:2"))
+    assert only(registry).state is WorkerState.READY
+    assert registry.ready(Stage.DECODE, "m")[0].url == "http://127.0.0.1:2"
+
+
 def test_counts_of_an_old_life_never_reach_the_new_one(registry: Registry) -> None:
     registry.report(report(epoch=1))
     with only(registry).carrying(7):

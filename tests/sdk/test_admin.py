@@ -83,6 +83,19 @@ async def test_an_answer_that_is_no_coordinators_is_told_so(text: str) -> None:
             await client.workers()
 
 
+async def test_a_redirect_is_not_followed_with_the_cluster_token() -> None:
+    paths: list[str] = []
+
+    def redirect(request: web.Request) -> web.Response:
+        paths.append(request.path)
+        return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+    async with client_of(redirect) as client:
+        with pytest.raises(WorkerError, match="is it an EPD coordinator"):
+            await client.workers()
+    assert paths == ["/admin/workers"]
+
+
 async def test_a_coordinator_that_is_not_there_is_told_so() -> None:
     async with AdminClient(f"http://127.0.0.1:{free_port()}", TOKEN) as client:
         with pytest.raises(WorkerError, match="no coordinator can be reached at"):
