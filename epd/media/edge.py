@@ -3,7 +3,7 @@
     url ──data:──> decode ─┐
         ──http(s)─> fetch ─┴─> inspect header, hash ──> MediaItem ──> cache (pinned by a lease)
 
-The API layer calls `resolve_all` before admission and releases the lease when the request ends.
+The coordinator calls `resolve_all` for each admitted request and releases the lease at its end.
 After that no base64 and no client URL travels further: stages see the content hash only.
 """
 
