@@ -1,6 +1,7 @@
 # `make help` lists the targets. Each sets up what it needs, and is quick the second time.
 
 VENV ?= .venv
+SGLANG_VENV ?= .venv-sglang
 ARGS ?=
 SEED ?= 0
 NUM ?= 200
@@ -9,7 +10,7 @@ PYTHON_BIN := $(VENV)/bin/python
 READY := $(VENV)/.epd-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench-slice train-tiny-vl eval-tiny-vl clean
+.PHONY: help setup demo test test-sglang check lint bench-slice train-tiny-vl eval-tiny-vl clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +26,10 @@ demo: $(READY) ## one question about one picture through three stages (ARGS="--k
 
 test: $(READY) ## run the tests (ARGS="tests/cli -k doctor")
 	@$(PYTHON_BIN) -m pytest $(ARGS)
+
+test-sglang: ## run the tests of engines with the real SGLang on a CPU (its own .venv-sglang)
+	@scripts/setup-sglang.sh $(SGLANG_VENV)
+	@EPD_TEST_ENGINE=sglang $(SGLANG_VENV)/bin/python -m pytest tests/contract $(ARGS)
 
 lint: $(READY)
 	@$(PYTHON_BIN) -m ruff check
@@ -43,5 +48,5 @@ eval-tiny-vl: $(READY) ## ask the bundled model NUM fresh questions of seed SEED
 	@$(PYTHON_BIN) -m examples.tiny_vl.evaluate --seed $(SEED) --num $(NUM) $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find epd encoders examples tests -name __pycache__ -type d -prune -exec rm -rf {} +

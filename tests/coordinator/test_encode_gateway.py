@@ -49,6 +49,10 @@ class Flight:
     async def metadata(self, index: int = 0, **fields: Any) -> Answer:
         return await self.call("scheduler_receive_meta_data", index, **fields)
 
+    async def receiver(self, index: int = 0, *, url: str = "h:1", **fields: Any) -> Answer:
+        fields = {"receive_count": 1, "receive_url": url, **fields}
+        return await self.call("scheduler_receive_url", index, **fields)
+
     async def send(self, index: int = 0, **fields: Any) -> Answer:
         return await self.call("send", index, session_id="s", buffer_address=1, **fields)
 

@@ -191,10 +191,14 @@ class FakeEncode(FakeWorker):
         super().__init__(fleet, worker_id)
         self.parts: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.sent: list[str] = []
+        self.num_receivers = 0
+        """Above 0: push a part to so many receivers before its /encode ends, as SGLang does."""
+        self.receivers: dict[str, set[str]] = {}
 
     def routes(self) -> Any:
         return {
             "/encode": self._encode,
+            "/scheduler_receive_url": self._receiver,
             "/scheduler_receive_meta_data": self._metadata,
             "/send": self._send,
         }
@@ -220,7 +224,20 @@ class FakeEncode(FakeWorker):
             "embedding_dim": DIM,
         }
         self._part(body["req_id"]).set_result(sizes)
+        if self.num_receivers:
+            await self.fleet.until(
+                lambda: len(self.receivers.get(body["req_id"], ())) == self.num_receivers
+            )
+            self.sent.append(body["req_id"])
+            return web.json_response(None)
         return web.json_response(sizes)
+
+    async def _receiver(self, request: web.Request, body: dict[str, Any]) -> web.Response:
+        await asyncio.shield(self._part(body["req_id"]))
+        async with self.fleet.changed:
+            self.receivers.setdefault(body["req_id"], set()).add(body["receive_url"])
+            self.fleet.changed.notify_all()
+        return web.json_response(None)
 
     async def _metadata(self, request: web.Request, body: dict[str, Any]) -> web.Response:
         return web.json_response(await asyncio.shield(self._part(body["req_id"])))

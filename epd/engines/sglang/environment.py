@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 
 from epd.config import WorkerConfig
@@ -37,6 +38,8 @@ def compose_environment(config: WorkerConfig, inherited: Mapping[str, str]) -> d
     }
     if config.stage is Stage.ENCODE:
         defaults["SGLANG_ENCODER_MAX_BATCH_SIZE"] = str(_max_batch_size(config))
+        # SGLang says so itself, but after its metrics library has looked: /metrics stays empty.
+        defaults["PROMETHEUS_MULTIPROC_DIR"] = tempfile.gettempdir()
     if config.transfer_protocol == "tcp":
         defaults["MC_FORCE_TCP"] = "1"
     if config.device == "cpu" and not config.gpus:
