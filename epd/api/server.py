@@ -73,7 +73,7 @@ async def build_coordinator(
             encode_parts=lambda: coordinator.gateway.num_parts,
             media_cache_bytes=lambda: cache.used_bytes,
         )
-        expiry = asyncio.create_task(_expire(registry, config.lease.heartbeat_s))
+        expiry = asyncio.create_task(expire_leases(registry, clock, config.lease.heartbeat_s))
         try:
             yield coordinator
         finally:
@@ -197,9 +197,16 @@ def _check_either(authorization: str | None, token: ClusterToken, api_keys: APIK
             raise exc from None
 
 
-async def _expire(registry: Registry, heartbeat_s: float) -> None:
+async def expire_leases(registry: Registry, clock: Clock, heartbeat_s: float) -> None:
+    """Let leases lapse, except for the time in which this process itself stood still."""
+    pause_s = heartbeat_s / 2
     while True:
-        await asyncio.sleep(heartbeat_s / 2)
+        began_s = clock.monotonic()
+        await asyncio.sleep(pause_s)
+        late_s = clock.monotonic() - began_s - pause_s
+        if late_s > heartbeat_s:
+            logger.warning("this process stood still for %.1f s", late_s)
+            registry.forgive(late_s)
         registry.expire()
 
 

@@ -139,6 +139,15 @@ class Registry:
             if silence_s > _FORGET_AFTER_S:
                 del self._workers[worker_id]
 
+    def forgive(self, deaf_s: float) -> None:
+        """Extend every lease by the seconds in which this process took no reports.
+
+        After a stall the reports of all workers are still unread: without this, all would be lost.
+        """
+        now_s = self._clock.monotonic()
+        for worker in self._workers.values():
+            worker.seen_s = min(worker.seen_s + deaf_s, now_s)
+
     def close(self) -> None:
         """End every worker's life, so that nothing waits on one any more."""
         for worker in self._workers.values():

@@ -143,6 +143,18 @@ def test_a_worker_whose_clock_was_set_back_is_known_again_once_its_old_lease_lap
     assert registry.ready(Stage.DECODE, "m")[0].url == "http://127.0.0.1:2"
 
 
+def test_time_in_which_nobody_listened_does_not_count_against_a_lease(
+    registry: Registry, clock: FakeClock
+) -> None:
+    registry.report(report())
+    clock.advance(2 * LEASE_S)
+    registry.forgive(2 * LEASE_S)
+    assert registry.ready(Stage.DECODE, "m")
+    clock.advance(LEASE_S + 0.1)
+    registry.expire()
+    assert only(registry).lost.is_set()
+
+
 def test_counts_of_an_old_life_never_reach_the_new_one(registry: Registry) -> None:
     registry.report(report(epoch=1))
     with only(registry).carrying(7):
