@@ -96,6 +96,25 @@ class RequestConfig(_Section):
     """A request that takes longer ends with an error."""
 
 
+class ExistingServer(_Section):
+    """An SGLang server that somebody else starts and stops, put under this coordinator."""
+
+    url: URL
+    """Where it answers."""
+    stage: Stage
+    """encode, prefill or decode: how it was started."""
+    model: str = Field(min_length=1)
+    """Its checkpoint, of which the small files are read here to count image tokens."""
+    served_model_name: str | None = None
+    """The name clients use; the last part of `model` if not given."""
+    bootstrap_port: Port = 8998
+    """Its --disaggregation-bootstrap-port, if it is a prefill server."""
+    encode_window: int = Field(default=8, ge=1)
+    """Image parts it works on at once, if it is an encode server."""
+    stall_s: Seconds = 30.0
+    """Work without movement for longer, and it gets no more until it moves again."""
+
+
 class CoordinatorConfig(_Section):
     """The coordinator."""
 
@@ -113,6 +132,8 @@ class CoordinatorConfig(_Section):
     """Serve clients without an API key on an address that other machines can reach."""
     encoder_slots: int = Field(default=8, ge=1, le=64)
     """Encoder URLs given to a prefill worker: so many images of a request are encoded at once."""
+    fleet: tuple[ExistingServer, ...] = ()
+    """SGLang servers that run already; they are checked and scheduled like workers of our own."""
     lease: LeaseConfig = LeaseConfig()
     media: MediaConfig = MediaConfig()
     requests: RequestConfig = RequestConfig()
@@ -219,6 +240,14 @@ class PoolConfig(_Section):
     def _every_replica_has_gpus(self) -> PoolConfig:
         if self.gpus and len(self.gpus) < self.replicas:
             raise ValueError(f"gpus names {len(self.gpus)} groups for {self.replicas} replicas")
+        num_gpus = self.worker.num_gpus
+        for group in self.gpus:
+            # Each replica's own configuration would refuse it too, but only once it is made.
+            if len(group) != num_gpus or len(set(group)) != num_gpus:
+                raise ValueError(
+                    f"gpus gives a replica {list(group)}, but its parallelism needs {num_gpus} "
+                    "different GPUs"
+                )
         return self
 
 

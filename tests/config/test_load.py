@@ -78,6 +78,14 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_valid_one(
         ("pools: {encode: {devices: [gpu]}}", "pools.encode.devices.0: 'gpu' is no device"),
         ("pools: {encode: {devices: []}}", "pools.encode.devices: list should have at least 1"),
         ("pools: {encode: {worker: {host: 0.0.0.0}}}", "pools.encode.worker: host 0.0.0.0 needs"),
+        (
+            "pools: {encode: {gpus: [[0, 1]]}}",
+            "pools.encode: gpus gives a replica [0, 1], but its parallelism needs 1 different GPUs",
+        ),
+        (
+            "pools: {encode: {gpus: [[2, 2]], worker: {tp: 2}}}",
+            "pools.encode: gpus gives a replica [2, 2], but its parallelism needs 2 different GPUs",
+        ),
         ("coordinator: {lease: {lease_s: 1}}", "coordinator.lease: lease_s must be at least twice"),
         ("coordinator: {advertise: nowhere}", "coordinator.advertise: 'nowhere' is no URL"),
         ("coordinator: 5", "coordinator: input should be a valid dictionary"),
