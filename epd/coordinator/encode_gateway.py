@@ -124,9 +124,12 @@ class EncodeGateway:
         """`POST {slot}/send`: have the part's holder write it to the receiver."""
         request = parse(SendRequest, body)
         flight, part = self._part(request.req_id)
-        answer, _ = await self._follow(flight, part, "/send", body)
+        where = await self._within(part.where())
+        answer, worker = await self._follow(
+            flight, part, "/send", body, may_move=request.accepts_replay
+        )
         part.sent()
-        return answer
+        return answer if worker is where else {**answer, "is_replayed": True}
 
     async def _encoded(self, flight: _Flight, part: Part) -> dict[str, Any]:
         """The answer of the worker that encoded the part, which may not be the first asked."""
@@ -183,15 +186,18 @@ class EncodeGateway:
         return answer
 
     async def _follow(
-        self, flight: _Flight, part: Part, path: str, body: bytes
+        self, flight: _Flight, part: Part, path: str, body: bytes, *, may_move: bool = True
     ) -> tuple[dict[str, Any], Worker]:
-        """Make a call about a part where the part is; (the answer, who gave it)."""
+        """Make a call about a part where the part is; (the answer, who gave it).
+
+        With `may_move` a part whose worker fails at the call is placed again, and the call too.
+        """
         while True:
             worker = await self._within(part.where())
             try:
                 return await self._post(flight, worker, path, body), worker
             except (WorkerError, DeadlineError):
-                if flight.closed.is_set() or part.encoding is None:
+                if flight.closed.is_set() or part.encoding is None or not may_move:
                     raise
                 if await part.settled_at(worker):
                     # It was encoded, and lost with its worker or on the way.

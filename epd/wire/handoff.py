@@ -100,6 +100,9 @@ class SendRequest(_Message):
     session_id: str = Field(min_length=1)
     buffer_address: int = Field(ge=0)
     receive_count: int = Field(default=1, ge=1)
+    accepts_replay: bool = False
+    """The receiver keeps the buffer from others for a while if `is_replayed` comes back, so that
+    another worker may write there after one that failed midway. SGLang's does not."""
 
 
 class SendResponse(_Message):
@@ -107,6 +110,8 @@ class SendResponse(_Message):
 
     nbytes: int = 0
     duration_s: float = 0.0
+    is_replayed: bool = False
+    """Another worker had been told to write before; its bytes may still land."""
 
 
 class KVLayout(_Message):

@@ -54,6 +54,7 @@ class Flight:
         return await self.call("scheduler_receive_url", index, **fields)
 
     async def send(self, index: int = 0, **fields: Any) -> Answer:
+        fields = {"accepts_replay": True, **fields}
         return await self.call("send", index, session_id="s", buffer_address=1, **fields)
 
 

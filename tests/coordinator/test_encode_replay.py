@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -86,6 +87,26 @@ async def test_a_part_lost_after_it_was_encoded_is_encoded_again(call: str) -> N
         assert (await getattr(f, call)()).status == 200
         assert len(alive.bodies("/encode")) == 1
         assert (await f.send()).status == 200
+
+
+async def test_a_receiver_is_told_when_an_earlier_write_may_still_land() -> None:
+    async with flight(num_images=2, num_encoders=2) as (d, f):
+        assert (await f.encode()).status == 200
+        await busy(d).die()
+        replayed = await f.send()
+        assert replayed.status == 200
+        assert json.loads(replayed.body)["is_replayed"] is True
+        assert (await f.encode(1)).status == 200
+        assert "is_replayed" not in json.loads((await f.send(1)).body)
+
+
+async def test_a_receiver_that_cannot_guard_its_buffer_gets_no_second_write() -> None:
+    async with flight(num_encoders=2) as (d, f):
+        assert (await f.encode()).status == 200
+        dead, alive = busy(d), other(d)
+        await dead.die()
+        assert (await f.send(accepts_replay=False)).status == 502
+        assert not alive.bodies("/send")
 
 
 async def test_a_worker_that_failed_at_a_part_is_not_asked_again() -> None:

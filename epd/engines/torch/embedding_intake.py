@@ -115,7 +115,7 @@ class EmbeddingIntake:
         try:
             address = self.arena.address_of(region)
             starts = accumulate((image.nbytes for image in images), initial=address)
-            await all_of(map(self._send_one, images, starts))
+            answers = await all_of(map(self._send_one, images, starts))
         except BaseException:
             self.arena.quarantine(region, QUARANTINE_S)
             raise
@@ -124,7 +124,10 @@ class EmbeddingIntake:
             num_rows = sum(image.num_tokens for image in images)
             yield rows(self._buffer, offset, num_rows, self._hidden_size, self._dtype)
         finally:
-            self.arena.release(region)
+            if any(answer.is_replayed for answer in answers):
+                self.arena.quarantine(region, QUARANTINE_S)
+            else:
+                self.arena.release(region)
 
     def _slots(self) -> list[str]:
         grant = self._shell.lease.grant
@@ -183,7 +186,7 @@ class EmbeddingIntake:
         if sizes.embedding_size != sizes.embedding_len * row_bytes or len(sizes.grids) != 1:
             raise WorkerError("the encode worker's sizes contradict each other")
 
-    async def _send_one(self, image: EncodedImage, address: int) -> None:
+    async def _send_one(self, image: EncodedImage, address: int) -> SendResponse:
         answer = await self._shell.peers.call(
             "POST",
             f"{image.slot_url}/send",
@@ -194,12 +197,14 @@ class EmbeddingIntake:
                 part_idx=image.part_idx,
                 session_id=self._transfer.session_id,
                 buffer_address=address,
+                accepts_replay=True,
             ),
             timeout_s=self._timeout_s,
         )
         if answer.nbytes != image.nbytes:
             raise TransferError(f"{answer.nbytes} of {image.nbytes} embedding bytes were written")
         self._shell.metrics.embedding_bytes.labels("received").inc(answer.nbytes)
+        return answer
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
