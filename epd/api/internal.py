@@ -40,6 +40,12 @@ class InternalEndpoints:
         self._coordinator.take_report(report)
         return web.Response(text=self._grant.model_dump_json(), content_type="application/json")
 
+    async def encoder_urls(self, _: web.Request) -> web.Response:
+        """`GET /admin/encoder_urls`: what a prefill server started by others is given."""
+        base_url = self._coordinator.base_url
+        urls = [base_url + path for path in self._grant.encoder_paths]
+        return web.json_response({"encoder_urls": urls})
+
     async def media(self, request: web.Request) -> web.Response:
         """`GET /internal/media/{content_hash}`: the bytes, to holders of a signed URL."""
         content_hash = request.match_info["content_hash"]

@@ -22,6 +22,7 @@ from epd.clock import Clock, SystemClock
 from epd.config import CoordinatorConfig
 from epd.coordinator.client import WorkerClient
 from epd.coordinator.coordinator import Coordinator
+from epd.coordinator.fleet import build_watches
 from epd.errors import AuthenticationError, ConfigError
 from epd.media import HttpFetcher, MediaCache, MediaEdge, MediaLimits
 from epd.observability.logs import is_no_malformed_request
@@ -73,12 +74,24 @@ async def build_coordinator(
             encode_parts=lambda: coordinator.gateway.num_parts,
             media_cache_bytes=lambda: cache.used_bytes,
         )
-        expiry = asyncio.create_task(expire_leases(registry, clock, config.lease.heartbeat_s))
+        watches = build_watches(
+            config.fleet,
+            session=session,
+            report=coordinator.take_report,
+            clock=clock,
+            heartbeat_s=config.lease.heartbeat_s,
+            lease_s=config.lease.lease_s,
+        )
+        tasks = [
+            asyncio.create_task(expire_leases(registry, clock, config.lease.heartbeat_s)),
+            *(asyncio.create_task(watch.run()) for watch in watches),
+        ]
         try:
             yield coordinator
         finally:
-            expiry.cancel()
-            await asyncio.wait([expiry])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await edge.close()
 
 
@@ -110,6 +123,7 @@ def build_app(
             web.get("/metrics", public.metrics),
             web.get("/admin/workers", admin.workers),
             web.get("/admin/requests/{request_id}", admin.request),
+            web.get("/admin/encoder_urls", internal.encoder_urls),
             web.put("/internal/workers/{worker_id}", internal.report),
             web.get("/internal/media/{content_hash}", internal.media),
             web.get(slots + "/health", internal.slot_health),

@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from epd.config.reference import type_name
+from epd.config.reference import listed_section, type_name
 
 ParentPid = Annotated[int | None, typer.Option(hidden=True, help="Leave when this process dies.")]
 
@@ -42,7 +42,9 @@ def takes_fields_of(kind: type[BaseModel]) -> Callable[[Command], Command]:
 
 
 def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    kind = field.annotation
+    is_one = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return is_one or listed_section(kind) is not None
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

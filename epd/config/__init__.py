@@ -4,6 +4,7 @@ from epd.config.load import build, load_coordinator, load_deployment
 from epd.config.schema import (
     CoordinatorConfig,
     DeploymentConfig,
+    ExistingServer,
     LeaseConfig,
     MediaConfig,
     PoolConfig,
@@ -15,6 +16,7 @@ from epd.config.schema import (
 __all__ = [
     "CoordinatorConfig",
     "DeploymentConfig",
+    "ExistingServer",
     "LeaseConfig",
     "MediaConfig",
     "PoolConfig",

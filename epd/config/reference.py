@@ -40,6 +40,15 @@ def render() -> str:
     return "\n".join(parts) + "\n"
 
 
+def listed_section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field is a list of; None if it is no such list."""
+    if get_origin(annotation) in (list, tuple):
+        item = get_args(annotation)[0]
+        if isinstance(item, type) and issubclass(item, BaseModel):
+            return item
+    return None
+
+
 def type_name(annotation: Any) -> str:
     """A field's type as a reader of the file writes it: `integer`, as in `list of text`."""
     origin = get_origin(annotation)
@@ -51,6 +60,8 @@ def type_name(annotation: Any) -> str:
         return f"list of {type_name(get_args(annotation)[0])}"
     if origin is not None:
         return type_name(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "sections"
     if annotation is Stage:
         return " | ".join(Stage)
     names = {str: "text", int: "integer", float: "number", bool: "true | false", Path: "path"}
@@ -63,6 +74,9 @@ def _rows(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, FieldInfo]
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
             rows += _rows(section, f"{prefix}{name}.")
+        elif (item := listed_section(section)) is not None:
+            rows.append((f"{prefix}{name}", field))
+            rows += _rows(item, f"{prefix}{name}[].")
         else:
             rows.append((f"{prefix}{name}", field))
     return rows

@@ -72,6 +72,7 @@ class Coordinator:
             base_url: the URL under which workers reach this coordinator.
             mint_room: gives a room no other request has (63 random bits).
         """
+        self.base_url = base_url.rstrip("/")
         self.registry = registry
         self.metrics = metrics
         self.log = RequestLog(clock)

@@ -26,6 +26,10 @@ if ENGINE == "sglang":
 
     stand_ins.install()
 
+    import torch
+
+    torch.set_num_threads(1)  # four servers share the processors
+
 
 @pytest.fixture(scope="session")
 def is_sglang() -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 from encoders import ImageBudget, family_of
 from encoders.families import FAMILIES
 from epd.checkpoints import resolve
-from epd.config import WorkerConfig
 from epd.errors import ConfigError, EPDError
 from epd.wire import ModelCard
 
@@ -42,8 +41,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def model_card(config: WorkerConfig, folder: Path) -> ModelCard:
-    """How the worker presents its model to the coordinator.
+def model_card(folder: Path, *, model_id: str, context_tokens: int | None = None) -> ModelCard:
+    """How a worker presents its model to the coordinator.
+
+    Args:
+        folder: the model's small files.
+        model_id: the name clients use.
+        context_tokens: the operator's limit; the model's own if None.
 
     Raises:
         ConfigError: a file of the model cannot be read.
@@ -51,11 +55,11 @@ def model_card(config: WorkerConfig, folder: Path) -> ModelCard:
     settings = read_config(folder)
     text = settings.get("text_config") or settings.get("thinker_config") or settings
     limit = text.get("max_position_embeddings") or settings.get("max_position_embeddings")
-    context_tokens = config.context_tokens or limit
+    context_tokens = context_tokens or limit
     if not isinstance(context_tokens, int):
         raise ConfigError(f"{folder / 'config.json'} does not say max_position_embeddings")
     return ModelCard(
-        model_id=config.served_model_name or Path(config.model).name,
+        model_id=model_id,
         model_type=str(settings.get("model_type")),
         context_tokens=context_tokens,
         image_budget=_image_budget(folder, settings),

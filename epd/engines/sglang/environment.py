@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 from epd.config import WorkerConfig
 from epd.engines.sglang.cpu.settings import CPU_ENVIRONMENT
@@ -19,8 +19,16 @@ EXIT_USAGE = 2
 """How the server, like SGLang's parser, leaves when a flag is wrong: trying again cannot help."""
 
 
-def compose_environment(config: WorkerConfig, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add to `inherited` for the server of this worker."""
+def compose_environment(
+    config: WorkerConfig, inherited: Mapping[str, str], *, metrics_folder: Path
+) -> dict[str, str]:
+    """The variables to add to `inherited` for the server of this worker.
+
+    Args:
+        config: the worker's configuration.
+        inherited: the environment that the server starts from.
+        metrics_folder: an empty folder of this worker's own, where an encode server counts.
+    """
     wait_s = str(int(config.request_timeout_s) or 1)
     defaults = {
         # Else it advertises the first address of the machine that is not loopback.
@@ -38,8 +46,8 @@ def compose_environment(config: WorkerConfig, inherited: Mapping[str, str]) -> d
     }
     if config.stage is Stage.ENCODE:
         defaults["SGLANG_ENCODER_MAX_BATCH_SIZE"] = str(_max_batch_size(config))
-        # SGLang says so itself, but after its metrics library has looked: /metrics stays empty.
-        defaults["PROMETHEUS_MULTIPROC_DIR"] = tempfile.gettempdir()
+        # SGLang sets it too, but after its metrics library has looked: /metrics stays empty.
+        defaults["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_folder)
     if config.transfer_protocol == "tcp":
         defaults["MC_FORCE_TCP"] = "1"
     if config.device == "cpu" and not config.gpus:

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,12 @@ async def run_sglang_worker(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(claim(config.gpus))
         ports = choose_ports(config)
-        identity = _identity(config, model_card(config, folder), ports, clock)
+        card = model_card(
+            folder,
+            model_id=config.served_model_name or Path(config.model).name,
+            context_tokens=config.context_tokens,
+        )
+        identity = _identity(config, card, ports, clock)
         if lifecycle is None:
             loop = asyncio.get_running_loop()
             life.install_signals(loop)
@@ -97,7 +103,8 @@ async def run_sglang_worker(
             encoder_urls=encoder_urls,
         )
         _log.info("sglang serve %s", " ".join(argv), extra={"worker_id": identity.worker_id})
-        environment = compose_environment(config, os.environ)
+        metrics_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="epd-sglang-"))
+        environment = compose_environment(config, os.environ, metrics_folder=Path(metrics_folder))
         log = config.server_log or default_log(identity.worker_id)
         await worker.serve(
             lambda: ServerProcess([*command, *argv], environment, log), config, on_ready

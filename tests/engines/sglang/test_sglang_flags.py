@@ -30,6 +30,10 @@ def flags(stage: str, **fields: Any) -> list[str]:
     return compose(config, model="/m", served_name="m", ports=PORTS, encoder_urls=SLOTS)
 
 
+def environment_of(config: WorkerConfig, inherited: dict[str, str]) -> dict[str, str]:
+    return compose_environment(config, inherited, metrics_folder=Path("/metrics"))
+
+
 def value(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
@@ -145,26 +149,26 @@ def test_gpus_become_cuda_visible_devices() -> None:
     assert visible_gpus(worker("decode", gpus="2,3", tp=2)) == "2,3"
     assert visible_gpus(worker("decode", device="cuda:1")) == "1"
     assert visible_gpus(worker("decode", device="cuda")) == ""
-    environment = compose_environment(worker("decode", gpus="2,3", tp=2), {})
+    environment = environment_of(worker("decode", gpus="2,3", tp=2), {})
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_no_wait_inside_sglang_is_longer_than_ours() -> None:
-    environment = compose_environment(worker("prefill", request_timeout_s=30), {})
+    environment = environment_of(worker("prefill", request_timeout_s=30), {})
     waits = {name: text for name, text in environment.items() if name.endswith("_TIMEOUT")}
     assert waits
     assert max(int(text) for text in waits.values()) == 30
 
 
 def test_the_operators_environment_wins() -> None:
-    environment = compose_environment(worker("prefill"), {"SGLANG_HOST_IP": "10.0.0.1"})
+    environment = environment_of(worker("prefill"), {"SGLANG_HOST_IP": "10.0.0.1"})
     assert "SGLANG_HOST_IP" not in environment
     assert environment[WORKER_VARIABLE] == "1"
 
 
 def test_cpu_settings_are_absent_where_gpus_are_named() -> None:
-    assert "SGLANG_USE_CPU_ENGINE" in compose_environment(worker("encode"), {})
-    assert "SGLANG_USE_CPU_ENGINE" not in compose_environment(worker("encode", gpus="0"), {})
+    assert "SGLANG_USE_CPU_ENGINE" in environment_of(worker("encode"), {})
+    assert "SGLANG_USE_CPU_ENGINE" not in environment_of(worker("encode", gpus="0"), {})
     assert "torch_native" in flags("encode")
     assert "torch_native" not in flags("encode", gpus="0")
 
@@ -172,7 +176,7 @@ def test_cpu_settings_are_absent_where_gpus_are_named() -> None:
 def test_the_prefix_cache_is_fed_one_request_at_a_time() -> None:
     prefix, off = worker("encode"), worker("encode", embedding_cache="off")
     assert "--enable-prefix-mm-cache" in flags("encode")
-    assert compose_environment(prefix, {})["SGLANG_ENCODER_MAX_BATCH_SIZE"] == "1"
+    assert environment_of(prefix, {})["SGLANG_ENCODER_MAX_BATCH_SIZE"] == "1"
     assert encode_window(prefix) == 2
     assert encode_window(off) == 16
 
@@ -205,5 +209,5 @@ def test_the_kv_tier_is_composed_for_both_sides(
         assert value(prefill, "--hicache-storage-backend") == tier
     if "kv_tier_gb" in fields:
         assert value(prefill, "--hicache-size") == "16"
-    environment = compose_environment(worker("prefill", kv_tier=tier, **fields), {})
+    environment = environment_of(worker("prefill", kv_tier=tier, **fields), {})
     assert variables.items() <= environment.items()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from epd.config import WorkerConfig
 from epd.engines.sglang.checkpoint import locate, model_card, read_config
 from epd.engines.sglang.versions import SUPPORTED, check_model, check_version
 from epd.errors import ConfigError
@@ -53,18 +52,14 @@ def write(folder: Path, **config: Any) -> Path:
 
 def test_a_model_of_an_unknown_family_is_served_without_a_token_count(tmp_path: Path) -> None:
     write(tmp_path, model_type="kimi_vl", text_config={"max_position_embeddings": 4096})
-    config = WorkerConfig.model_validate({"stage": "prefill", "model": str(tmp_path)})
-    card = model_card(config, tmp_path)
+    card = model_card(tmp_path, model_id="vl")
     assert (card.model_type, card.context_tokens, card.image_budget) == ("kimi_vl", 4096, None)
-    assert card.model_id == tmp_path.name
+    assert card.model_id == "vl"
 
 
 def test_a_known_family_counts_tokens(tmp_path: Path) -> None:
     write(tmp_path, model_type="qwen2_vl", max_position_embeddings=512, vision_config={})
-    config = WorkerConfig.model_validate(
-        {"stage": "prefill", "model": str(tmp_path), "served_model_name": "vl"}
-    )
-    card = model_card(config, tmp_path)
+    card = model_card(tmp_path, model_id="vl")
     assert card.image_budget is not None
     assert card.model_id == "vl"
 
@@ -76,9 +71,8 @@ def test_files_that_make_no_sense_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a JSON object"):
         read_config(tmp_path)
     write(tmp_path, model_type="qwen2_vl")
-    config = WorkerConfig.model_validate({"stage": "prefill", "model": str(tmp_path)})
     with pytest.raises(ConfigError, match="max_position_embeddings"):
-        model_card(config, tmp_path)
+        model_card(tmp_path, model_id="vl")
 
 
 def test_a_folder_is_found_and_a_wrong_path_is_not_asked_of_the_hub(tmp_path: Path) -> None:
