@@ -157,7 +157,11 @@ class MooncakeEngine:
         """Start carrying a batch; the lane is free again when the library is done with it."""
         lane = self._lane(session_id)
         await lane.acquire()
-        flight = _in_thread(lambda: self._carry(session_id, batch, deadline), name=session_id)
+        try:
+            flight = _in_thread(lambda: self._carry(session_id, batch, deadline), name=session_id)
+        except BaseException:
+            lane.release()
+            raise
         flight.add_done_callback(lambda _: lane.release())
         return flight
 
@@ -172,12 +176,14 @@ class MooncakeEngine:
             return "the peer does not answer"
         running: list[int] = []
         error = None
-        for block in batch:
-            error = self._submit(session_id, block, deadline, running)
-            if error is not None:
-                break
-        # Whatever was submitted is waited for, also after an error: it reads the source.
-        num_failed = self._wait(running)
+        try:
+            for block in batch:
+                error = self._submit(session_id, block, deadline, running)
+                if error is not None:
+                    break
+        finally:
+            # Whatever was submitted is waited for, also after an error: it reads the source.
+            num_failed = self._wait(running)
         if (late_s := time.monotonic() - deadline) > 0:
             logger.warning("a batch to %s ended %.1f s after its deadline", session_id, late_s)
         if error is None and num_failed:
