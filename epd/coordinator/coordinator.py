@@ -25,7 +25,7 @@ from epd.coordinator.encode_gateway import EncodeGateway
 from epd.coordinator.lifecycle import RequestLog, RequestRecord, RequestState
 from epd.coordinator.media_urls import MediaURLs
 from epd.coordinator.request_body import RequestBody, count_image_tokens
-from epd.errors import AbortedError, EPDError, OverloadedError
+from epd.errors import AbortedError, ContextLengthError, EPDError, OverloadedError
 from epd.media import MediaCache, MediaEdge, MediaItem
 from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
@@ -198,6 +198,7 @@ class Coordinator:
         record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
         self.metrics.image_tokens.inc(record.num_image_tokens)
         pair = self._choose(card)
+        _check_context(record.num_image_tokens, pair)
         for worker in (pair.prefill, pair.decode):
             held.enter_context(worker.carrying(record.num_image_tokens + body.num_text_tokens))
         rewritten = body.for_workers(
@@ -294,3 +295,14 @@ class Coordinator:
             async with asyncio.timeout(_ABORT_GRACE_S):
                 await self._idle.wait()
                 await asyncio.gather(*self._background, return_exceptions=True)
+
+
+def _check_context(num_image_tokens: int, pair: Pair) -> None:
+    """Refuse images that no prompt has room for before any of them is encoded."""
+    context_tokens = min(w.report.model.context_tokens for w in (pair.prefill, pair.decode))
+    if num_image_tokens >= context_tokens:
+        raise ContextLengthError(
+            f"the images alone take {num_image_tokens} tokens, and the model's context is "
+            f"{context_tokens}: send fewer or smaller images",
+            param="messages",
+        )

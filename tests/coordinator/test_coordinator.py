@@ -302,3 +302,13 @@ async def test_load_is_spread_by_tokens_over_prefill_workers() -> None:
         assert loads == [1, 3]
         release.set()
         await asyncio.gather(*running)
+
+
+async def test_images_that_fill_the_context_are_refused_before_any_is_encoded() -> None:
+    async with deployed() as d:
+        part = image_part(data_url(png(900, 900)))
+        answer = await d.chat(*[part] * 60)
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert answer.error["param"] == "messages"
+        assert not d.prefill.received
+        assert not d.decode.received
