@@ -306,8 +306,8 @@ async def test_load_is_spread_by_tokens_over_prefill_workers() -> None:
 
 async def test_images_that_fill_the_context_are_refused_before_any_is_encoded() -> None:
     async with deployed() as d:
-        part = image_part(data_url(png(900, 900)))
-        answer = await d.chat(*[part] * 60)
+        part = image_part(data_url(png(280, 280)))  # 100 tokens, of a context of 1000
+        answer = await d.chat(*[part] * 10)
         assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
         assert answer.error["param"] == "messages"
         assert not d.prefill.received
