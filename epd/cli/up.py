@@ -44,7 +44,7 @@ async def _run(deployment: DeploymentConfig, config_file: Path, log_dir: Path | 
     console = Console(stderr=True)
     log = FileLog(log_dir) if log_dir else ConsoleLog(console)
     settings = deployment.coordinator
-    token = load_token(settings.token_file, create=True)
+    token = load_token(settings.token_file, create=deployment.join is None)
     coordinator, workers = deployment_children(deployment, config_file, log)
     drain_s = max((pool.worker.drain_s for _, pool in deployment.pools.items()), default=0.0)
 
@@ -52,9 +52,9 @@ async def _run(deployment: DeploymentConfig, config_file: Path, log_dir: Path | 
         console.print(f"ready: {readiness}", highlight=False)
 
     async def serve() -> None:
-        async with AdminClient(settings.url, token) as client:
+        async with AdminClient(deployment.url, token) as client:
             await watch_until_ready(client, deployment.pools, show)
-        console.print(f"serving at {settings.url}/v1; Ctrl-C stops all", highlight=False)
+        console.print(f"serving at {deployment.url}/v1; Ctrl-C stops all", highlight=False)
         await asyncio.Event().wait()
 
     async with Supervisor(coordinator, workers, drain_s=drain_s + 5) as supervisor:
@@ -63,7 +63,7 @@ async def _run(deployment: DeploymentConfig, config_file: Path, log_dir: Path | 
 
 def _with_port(deployment: DeploymentConfig) -> DeploymentConfig:
     """The same deployment with a port chosen if the file leaves it open."""
-    if deployment.coordinator.port:
+    if deployment.coordinator.port or deployment.join is not None:
         return deployment
     coordinator = deployment.coordinator.model_copy(update={"port": free_port()})
     return deployment.model_copy(update={"coordinator": coordinator})

@@ -267,12 +267,16 @@ class PoolsConfig(_Section):
 
 
 class DeploymentConfig(_Section):
-    """A whole deployment on this machine: one coordinator and the pools it schedules."""
+    """What runs on this machine: a coordinator, unless it is elsewhere, and pools for it."""
 
     model: str = Field(default="tiny-vl", min_length=1)
     """Folder of a Hugging Face checkpoint, or the name of a bundled one."""
     served_model_name: str | None = None
     """The name clients use; the last part of `model` if not given."""
+    join: URL | None = None
+    """A coordinator on another machine: run the pools for it, and none here."""
+    node: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
+    """Begins the names of the workers, so that those of two machines differ."""
     coordinator: CoordinatorConfig = CoordinatorConfig()
     pools: PoolsConfig = PoolsConfig()
 
@@ -288,6 +292,35 @@ class DeploymentConfig(_Section):
                     owners[gpu] = f"{stage}-{replica}"
         return self
 
+    @model_validator(mode="after")
+    def _kv_can_be_handed_over(self) -> DeploymentConfig:
+        prefill, decode = self.pools.prefill, self.pools.decode
+        is_pair = prefill.replicas and decode.replicas and prefill.engine == decode.engine
+        for name in ("tp", "pp", "kv_cache_dtype"):
+            ours, theirs = getattr(prefill.worker, name), getattr(decode.worker, name)
+            # Crashes and silently wrong answers were seen (sglang#15674, #9266, #8324).
+            if is_pair and ours != theirs:
+                raise ValueError(
+                    f"{name} differs between prefill ({ours}) and decode ({theirs}): KV cannot be "
+                    "handed over"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_coordinator(self) -> DeploymentConfig:
+        if self.join is not None and not self.node:
+            raise ValueError("join needs node: a name for this machine's workers")
+        return self
+
+    @property
+    def url(self) -> str:
+        """The coordinator's, here or elsewhere."""
+        return self.join or self.coordinator.url
+
+    def worker_id(self, stage: Stage, replica: int) -> str:
+        """The name of one replica of a pool."""
+        return f"{self.node}-{stage}-{replica}" if self.node else f"{stage}-{replica}"
+
     def worker(self, stage: Stage, replica: int) -> WorkerConfig:
         """The configuration of one replica of a pool."""
         pool = dict(self.pools.items())[stage]
@@ -298,8 +331,8 @@ class DeploymentConfig(_Section):
             stage=stage,
             model=self.model,
             served_model_name=self.served_model_name,
-            worker_id=f"{stage}-{replica}",
-            coordinator=self.coordinator.url,
+            worker_id=self.worker_id(stage, replica),
+            coordinator=self.url,
             engine=pool.engine,
             device=pool.devices[replica % len(pool.devices)],
             token_file=self.coordinator.token_file,

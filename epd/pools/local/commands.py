@@ -22,8 +22,8 @@ def deployment_children(
     log: Log,
     *,
     max_crashes: int | None = None,
-) -> tuple[Child, list[Child]]:
-    """The coordinator and the workers of `deployment`, not yet started.
+) -> tuple[Child | None, list[Child]]:
+    """The coordinator (None if it is on another machine) and the workers, not yet started.
 
     Args:
         deployment: the configuration; its coordinator's port is not 0.
@@ -31,7 +31,6 @@ def deployment_children(
         log: takes the output of all.
         max_crashes: give up when one process has crashed so often; never if None.
     """
-    assert deployment.coordinator.port, "the coordinator's port must be chosen before workers start"
     coordinator = ChildSpec(
         name="coordinator",
         argv=(
@@ -45,7 +44,7 @@ def deployment_children(
     )
     workers = [
         ChildSpec(
-            name=f"{stage}-{replica}",
+            name=deployment.worker_id(stage, replica),
             stage=stage,
             argv=(*_EPD, "launch", *_options(deployment.worker(stage, replica))),
             env=_ENV,
@@ -53,8 +52,11 @@ def deployment_children(
         for stage, pool in deployment.pools.items()
         for replica in range(pool.replicas)
     ]
-    children = [Child(spec, log, max_crashes=max_crashes) for spec in (coordinator, *workers)]
-    return children[0], children[1:]
+    children = [Child(spec, log, max_crashes=max_crashes) for spec in workers]
+    if deployment.join is not None:
+        return None, children
+    assert deployment.coordinator.port, "the coordinator's port must be chosen before workers start"
+    return Child(coordinator, log, max_crashes=max_crashes), children
 
 
 def free_port() -> int:

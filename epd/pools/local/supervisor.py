@@ -31,7 +31,8 @@ class Supervisor:
     """The processes of one deployment.
 
     Args:
-        coordinator: stopped last, so that draining workers can still finish requests.
+        coordinator: stopped last, so that draining workers can still finish requests; None if it
+            runs on another machine.
         workers: stopped first, all at once.
         drain_s: how long workers may take to finish their work before they are killed.
         leave_s: the same for the coordinator.
@@ -39,7 +40,7 @@ class Supervisor:
 
     def __init__(
         self,
-        coordinator: Child,
+        coordinator: Child | None,
         workers: Sequence[Child],
         *,
         drain_s: float = 65.0,
@@ -56,7 +57,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.ask_stop)
-        for child in (self.coordinator, *self.workers):
+        first = () if self.coordinator is None else (self.coordinator,)
+        for child in (*first, *self.workers):
             self._tasks[child] = asyncio.create_task(child.run(), name=child.spec.name)
         return self
 
@@ -66,7 +68,8 @@ class Supervisor:
             # From here on one Ctrl-C is enough to hurry.
             self._stop_asked.set()
             await self._stop(self.workers, self._drain_s)
-            await self._stop((self.coordinator,), self._leave_s)
+            if self.coordinator is not None:
+                await self._stop((self.coordinator,), self._leave_s)
         finally:
             self.kill()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
