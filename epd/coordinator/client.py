@@ -129,8 +129,9 @@ class WorkerClient:
     def _broken(self, worker: Worker, cause: BaseException) -> WorkerError:
         """The error for a connection to `worker` that failed; the worker becomes suspect."""
         self._registry.suspect(worker)
-        is_refused = isinstance(cause, aiohttp.ClientConnectorError)
-        return WorkerError(f"{worker} {'cannot be reached' if is_refused else 'vanished'}")
+        never_met = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+        what = "cannot be reached" if isinstance(cause, never_met) else "vanished"
+        return WorkerError(f"{worker} {what}")
 
 
 async def _while_alive(worker: Worker, work: Coroutine[Any, Any, T]) -> T:

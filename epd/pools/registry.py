@@ -85,6 +85,7 @@ class Registry:
         self._clock = clock
         self._lease_s = lease_s
         self._workers: dict[WorkerId, Worker] = {}
+        self._is_closed = False
 
     def report(self, report: WorkerReport) -> None:
         """Take a worker's report: a registration, a heartbeat, or a farewell (state gone).
@@ -93,6 +94,8 @@ class Registry:
             BadRequestError: the report is of an older life of the worker than the known one, whose
                 lease holds. A lapsed one does not count: clocks are sometimes set back.
         """
+        if self._is_closed:
+            return
         now_s = self._clock.monotonic()
         worker_id = WorkerId(report.worker_id)
         known = self._workers.get(worker_id)
@@ -149,7 +152,8 @@ class Registry:
             worker.seen_s = min(worker.seen_s + deaf_s, now_s)
 
     def close(self) -> None:
-        """End every worker's life, so that nothing waits on one any more."""
+        """End every worker's life for good, so that nothing waits on one any more."""
+        self._is_closed = True
         for worker in self._workers.values():
             self._end(worker, WorkerState.LOST, "was given up: the coordinator is shutting down")
 

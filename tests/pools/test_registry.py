@@ -242,6 +242,14 @@ def test_closing_ends_every_wait(registry: Registry) -> None:
     assert "shutting down" in str(worker.loss)
 
 
+def test_a_closed_registry_gives_no_work_however_alive_its_workers_are(registry: Registry) -> None:
+    registry.report(report())
+    registry.close()
+    registry.report(report())
+    with pytest.raises(NoWorkerError):
+        registry.ready(Stage.DECODE, "m")
+
+
 def test_idle_workers_take_turns(registry: Registry) -> None:
     """Round-robin that restarts with each request gives all to the first (vllm#52484)."""
     for index in range(3):
