@@ -74,13 +74,19 @@ def test_workers_speak_sglangs_endpoints(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("num_images", [0, 4])
 def test_a_client_that_leaves_frees_all_and_hurts_nobody(
-    cluster: Cluster, client: openai.OpenAI, num_images: int
+    cluster: Cluster, client: openai.OpenAI, is_sglang: bool, num_images: int
 ) -> None:
+    num_left = 0
     for wait_s in (0.02, 0.06, 0.12):
         impatient = client.with_options(timeout=wait_s)
-        body = request(pictures(num_images, seed=time.monotonic_ns()), max_tokens=400)
-        with pytest.raises(openai.APITimeoutError):
-            whole(impatient, {**body, "extra_body": {"ignore_eos": True}})
+        # As long as it gets: the torch engine knows no ignore_eos.
+        more = {"extra_body": {"ignore_eos": True}} if is_sglang else {}
+        images = pictures(num_images, seed=time.monotonic_ns())
+        try:
+            whole(impatient, request(images, max_tokens=400, **more))
+        except openai.APITimeoutError:
+            num_left += 1
+    assert num_left
     assert whole(client, request(pictures(1)))
     cluster.wait_until(lambda: not running(cluster), "nothing runs any more", timeout_s=60)
 
