@@ -38,7 +38,7 @@ def composed() -> list[list[str]]:
         for variant in VARIANTS:
             if stage == "encode" and {"kv_tier", "pp"} & set(variant):
                 continue
-            values = {"stage": stage, "model": "m", "engine": "sglang", **variant}
+            values = {"stage": stage, "model": "m", "engine": "sglang", "gpus": "0", **variant}
             found.append(argv(build(WorkerConfig, values, source=OPTIONS)))
     return found
 

@@ -119,6 +119,9 @@ def check_contradictions(config: WorkerConfig) -> None:
         raise ConfigError(f"device {config.device} and gpus both name GPUs: give gpus only")
     if is_cpu and config.transfer_protocol == "rdma":
         raise ConfigError("transfer_protocol rdma needs GPUs: name them with gpus")
+    if is_cpu and config.kv_tier != "off":
+        # mem_cache/pool_host/common.py (0.5.23) registers the tier's memory with CUDA.
+        raise ConfigError("kv_tier needs GPUs: SGLang's hierarchical cache does not run on a CPU")
     if is_cpu and config.num_gpus > 1:
         raise ConfigError("tp, dp and pp above 1 need GPUs: name them with gpus")
     if config.transfer_device and config.transfer_protocol == "tcp":

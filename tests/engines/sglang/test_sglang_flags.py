@@ -102,6 +102,7 @@ def test_a_flag_that_epd_composes_is_refused_with_the_option_to_use(name: str) -
         ("encode", {"gpus": "0", "device": "cuda:1"}, "both name GPUs"),
         ("prefill", {"transfer_protocol": "rdma"}, "rdma needs GPUs"),
         ("prefill", {"tp": 2}, "need GPUs"),
+        ("prefill", {"kv_tier": "host"}, "does not run on a CPU"),
         ("prefill", {"gpus": "0", "transfer_device": "mlx5_0"}, "transfer_protocol rdma"),
         ("encode", {"kv_tier": "host"}, "an encode worker holds no KV cache"),
         ("encode", {"gpus": "0,1", "pp": 2}, "an encoder has no pipeline"),
@@ -200,7 +201,8 @@ def test_the_prefix_cache_is_fed_one_request_at_a_time() -> None:
 def test_the_kv_tier_is_composed_for_both_sides(
     tier: str, fields: dict[str, Any], variables: dict[str, str]
 ) -> None:
-    prefill = flags("prefill", kv_tier=tier, **fields)
+    fields = {"gpus": "0", "kv_tier": tier, **fields}
+    prefill = flags("prefill", **fields)
     assert "--enable-hierarchical-cache" in prefill
     assert "--disaggregation-decode-enable-offload-kvcache" in flags(
         "decode", kv_tier=tier, **fields
@@ -209,5 +211,5 @@ def test_the_kv_tier_is_composed_for_both_sides(
         assert value(prefill, "--hicache-storage-backend") == tier
     if "kv_tier_gb" in fields:
         assert value(prefill, "--hicache-size") == "16"
-    environment = environment_of(worker("prefill", kv_tier=tier, **fields), {})
+    environment = environment_of(worker("prefill", **fields), {})
     assert variables.items() <= environment.items()
