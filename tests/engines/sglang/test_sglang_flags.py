@@ -104,7 +104,7 @@ def test_a_flag_that_epd_composes_is_refused_with_the_option_to_use(name: str) -
         ("prefill", {"tp": 2}, "need GPUs"),
         ("prefill", {"kv_tier": "host"}, "does not run on a CPU"),
         ("prefill", {"gpus": "0", "transfer_device": "mlx5_0"}, "transfer_protocol rdma"),
-        ("encode", {"kv_tier": "host"}, "an encode worker holds no KV cache"),
+        ("encode", {"kv_tier": "host", "gpus": "0"}, "an encode worker holds no KV cache"),
         ("encode", {"gpus": "0,1", "pp": 2}, "an encoder has no pipeline"),
         (
             "prefill",
@@ -204,9 +204,7 @@ def test_the_kv_tier_is_composed_for_both_sides(
     fields = {"gpus": "0", "kv_tier": tier, **fields}
     prefill = flags("prefill", **fields)
     assert "--enable-hierarchical-cache" in prefill
-    assert "--disaggregation-decode-enable-offload-kvcache" in flags(
-        "decode", kv_tier=tier, **fields
-    )
+    assert "--disaggregation-decode-enable-offload-kvcache" in flags("decode", **fields)
     if tier != "host":
         assert value(prefill, "--hicache-storage-backend") == tier
     if "kv_tier_gb" in fields:
