@@ -52,7 +52,7 @@ async def build_coordinator(
     cache = MediaCache(limits.cache_bytes)
     edge = MediaEdge(limits, cache, HttpFetcher(limits))
     # Deadlines are the dispatcher's; the session only bounds how long a connect may take.
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, trust_env=False, auto_decompress=False

@@ -77,7 +77,7 @@ def test_no_orphan_outlives_a_supervisor_that_was_killed(config: Path, tmp_path:
         up.kill()
         up.wait()
         until(
-            lambda: not any(is_alive(pid) for pid in children.values()), 15, "all children are gone"
+            lambda: not any(is_alive(pid) for pid in children.values()), 60, "all children are gone"
         )
 
 
@@ -90,7 +90,7 @@ def test_no_orphan_outlives_a_supervisor_killed_while_starting(
         up.kill()
         up.wait()
         until(
-            lambda: not any(is_alive(pid) for pid in children.values()), 45, "all children are gone"
+            lambda: not any(is_alive(pid) for pid in children.values()), 90, "all children are gone"
         )
 
 

@@ -18,6 +18,7 @@ from tests.e2e.pictures import encoded, user
 pytestmark = pytest.mark.cluster
 
 NUM_QUESTIONS = 50
+FLOOR_RATIO = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -56,4 +57,5 @@ async def test_fifty_held_out_questions_get_transformers_answers(cluster: Cluste
     expected = [reference.answer(question.images, question.prompt) for question in questions]
     assert answers == expected
     num_right = sum(a == q.answer for a, q in zip(answers, questions, strict=True))
-    assert num_right >= 0.9 * NUM_QUESTIONS
+    # A floor under the shipped checkpoint's measured score, which its model card gives by kind.
+    assert num_right >= FLOOR_RATIO * NUM_QUESTIONS
