@@ -48,6 +48,9 @@ class RequestBody:
         document = load_json(body)
         for name in sorted(COORDINATOR_FIELDS & document.keys()):
             raise BadRequestError(f"{name} is set by the server: leave it out", param=name)
+        # SGLang 0.5.23 hangs at it in prefill and decode apart, or fails with images.
+        if document.get("n") not in (None, 1):
+            raise BadRequestError("n above 1 is not served: send the request n times", param="n")
         return cls(document, parse_chat_request(document))
 
     @property

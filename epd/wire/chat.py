@@ -150,7 +150,15 @@ class ChatRequest(_Open):
 
 
 COORDINATOR_FIELDS = frozenset(
-    {"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"}
+    {
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+        "disagg_prefill_dp_rank",
+        "rid",
+        "routed_dp_rank",
+    }
 )
 """Fields that steer workers. A client that sends one is refused: a chosen room could collide with
 another request's and crash or read it (sglang#39428, #40125)."""

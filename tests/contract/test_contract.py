@@ -47,6 +47,11 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
     assert whole(client, request(pictures(1), stop=[stop])) == full.split(stop)[0]
 
 
+def test_more_than_one_answer_is_refused_and_not_left_hanging(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="n above 1"):
+        client.chat.completions.create(**request([], n=2))
+
+
 def test_a_prompt_longer_than_the_context_is_the_clients_fault(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         whole(client, request([], "word " * 20_000))

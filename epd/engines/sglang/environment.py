@@ -40,6 +40,9 @@ def compose_environment(
         "SGLANG_ENCODER_SEND_TIMEOUT": wait_s,
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": wait_s,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": wait_s,
+        # For ever: a prefill server that forgot its encoder slots while the coordinator was away
+        # (600 s by default) would need a restart.
+        "SGLANG_ENCODER_BOOTSTRAP_EVICTED_TTL": "0",
         # 20 s by default. A probe that waits longer than our own deadline says nothing.
         "SGLANG_HEALTH_CHECK_TIMEOUT": "5",
         **tier_environment(config),

@@ -62,10 +62,13 @@ _TORCH_ONLY = ("embedding_bytes", "kv_bytes", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the server listens. `bootstrap` matters to a prefill server only."""
+    """Where the server listens. All but `http` matter to a prefill server only."""
 
     http: int
-    bootstrap: int
+    bootstrap: int = 0
+    """Where decode asks for rooms."""
+    encoders: int = 0
+    """Where encoders could register; SGLang listens there, though ours come as slots."""
 
 
 def compose(
@@ -92,7 +95,7 @@ def compose(
         *_parallelism(config),
         *_role(config, ports, encoder_urls),
     ]
-    flags += _without(_defaults(config), flag_names(config.sglang_flags))
+    flags += _without(_defaults(config, ports), flag_names(config.sglang_flags))
     argv: list[str] = []
     for name, value in flags:
         argv += [name] if value is None else [name, *value.split(" ")]
@@ -186,7 +189,7 @@ def _role(config: WorkerConfig, ports: Ports, encoder_urls: Sequence[str]) -> li
     return flags
 
 
-def _defaults(config: WorkerConfig) -> list[Flag]:
+def _defaults(config: WorkerConfig, ports: Ports) -> list[Flag]:
     """Flags that a user may replace by naming them."""
     flags: list[Flag] = [("--enable-metrics", None), ("--log-level", config.log_level)]
     if config.mem_fraction is not None:
@@ -198,8 +201,11 @@ def _defaults(config: WorkerConfig) -> list[Flag]:
     given = config.model_fields_set
     if "max_running_requests" in given and config.stage is not Stage.ENCODE:
         flags.append(("--max-running-requests", str(config.max_running_requests)))
-    if "chunk_tokens" in given and config.stage is Stage.PREFILL:
-        flags.append(("--chunked-prefill-size", str(config.chunk_tokens)))
+    if config.stage is Stage.PREFILL:
+        # 8997 by default: a second prefill server on the host could not have it.
+        flags.append(("--encoder-bootstrap-port", str(ports.encoders)))
+        if "chunk_tokens" in given:
+            flags.append(("--chunked-prefill-size", str(config.chunk_tokens)))
     flags += tier_flags(config)
     if config.device == "cpu" and not config.gpus:
         flags += [*CPU_FLAGS, *CPU_STAGE_FLAGS.get(config.stage, ())]

@@ -22,14 +22,15 @@ def choose_ports(config: WorkerConfig) -> Ports:
     Raises:
         ConfigError: a configured port is in use, or none was found.
     """
-    http = _choose(config.host, config.port)
+    http = _choose(config.host, config.port, taken=())
     if config.stage is not Stage.PREFILL:
-        return Ports(http=http, bootstrap=0)
-    bootstrap = _choose(config.host, config.bootstrap_port, taken=http)
-    return Ports(http=http, bootstrap=bootstrap)
+        return Ports(http=http)
+    bootstrap = _choose(config.host, config.bootstrap_port, taken=(http,))
+    encoders = _choose(config.host, 0, taken=(http, bootstrap))
+    return Ports(http=http, bootstrap=bootstrap, encoders=encoders)
 
 
-def _choose(host: str, port: int, *, taken: int = 0) -> int:
+def _choose(host: str, port: int, *, taken: tuple[int, ...]) -> int:
     if port:
         bind(host, port).close()
         return port
@@ -38,6 +39,6 @@ def _choose(host: str, port: int, *, taken: int = 0) -> int:
             bind(host, candidate).close()
         except ConfigError:
             continue
-        if candidate != taken:
+        if candidate not in taken:
             return candidate
     raise ConfigError(f"no free port of {host} was found: name one with --port")

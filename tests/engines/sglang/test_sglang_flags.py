@@ -16,7 +16,7 @@ from epd.engines.sglang.environment import (
 from epd.engines.sglang.flags import OWNED, Ports, compose, flag_names
 from epd.errors import ConfigError
 
-PORTS = Ports(http=20_001, bootstrap=20_002)
+PORTS = Ports(http=20_001, bootstrap=20_002, encoders=20_003)
 SLOTS = ["http://c:8000/internal/encoders/x/0", "http://c:8000/internal/encoders/x/1"]
 
 
@@ -51,6 +51,7 @@ def test_each_role_gets_its_flags() -> None:
     assert value(prefill, "--disaggregation-bootstrap-port") == "20002"
     start = prefill.index("--encoder-urls")
     assert prefill[start + 1 : start + 3] == SLOTS
+    assert value(prefill, "--encoder-bootstrap-port") == "20003"
     assert value(decode, "--disaggregation-mode") == "decode"
 
 
