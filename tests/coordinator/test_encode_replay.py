@@ -28,6 +28,13 @@ def other(d: Any) -> FakeEncode:
     return next(worker for worker in encoders(d) if worker is not busy(d))
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    """For what the coordinator has no event for."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def push(f: Flight, index: int = 0, num_receivers: int = 1) -> list[int]:
     """A part as SGLang's zmq_to_scheduler asks for it; the statuses of all calls."""
     calls = [
@@ -163,8 +170,7 @@ async def test_no_encoder_idles_while_another_has_a_queue() -> None:
             asyncio.create_task(d.chat(image_part(data_url(png(28 + i, 28))))) for i in range(6)
         ]
         await d.fleet.until(lambda: all(len(w.bodies("/encode")) == 1 for w in encoders(d)))
-        await asyncio.sleep(0.1)
-        assert d.coordinator.gateway.placement.num_waiting == 4
+        await eventually(lambda: d.coordinator.gateway.placement.num_waiting == 4)
         fast, slow = encoders(d)
         assert fast.faults.hold is not None
         assert slow.faults.hold is not None
@@ -182,8 +188,7 @@ async def test_a_part_that_waits_in_the_queue_ends_with_its_request() -> None:
         first = asyncio.create_task(f.encode(0))
         await d.fleet.until(lambda: d.encode.bodies("/encode"))
         second = asyncio.create_task(f.encode(1))
-        await asyncio.sleep(0.05)
-        assert d.coordinator.gateway.placement.num_waiting == 1
+        await eventually(lambda: d.coordinator.gateway.placement.num_waiting == 1)
         f.chat.cancel()
         assert {(await first).status, (await second).status} == {502}
         assert d.coordinator.gateway.placement.num_waiting == 0
