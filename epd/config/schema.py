@@ -277,6 +277,8 @@ class DeploymentConfig(_Section):
     """A coordinator on another machine: run the pools for it, and none here."""
     node: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
     """Begins the names of the workers, so that those of two machines differ."""
+    mooncake_master: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Run the master of a Mooncake Store here on this port, for what names it kv_tier_master."""
     coordinator: CoordinatorConfig = CoordinatorConfig()
     pools: PoolsConfig = PoolsConfig()
 

@@ -104,3 +104,12 @@ def test_a_machine_that_joins_runs_no_coordinator(tmp_path: Path) -> None:
     for child in children:
         assert "--coordinator=http://10.0.0.1:8000" in child.spec.argv
         assert f"--worker-id={child.spec.name}" in child.spec.argv
+
+
+def test_a_store_master_runs_where_it_is_asked_for(tmp_path: Path) -> None:
+    deployment = build(DeploymentConfig, {"mooncake_master": 50051}, source="file")
+    _, children = deployment_children(deployment, tmp_path / "f.yaml", FileLog(tmp_path))
+    command, flag = children[0].spec.argv[-2:]
+    assert (Path(command).name, flag) == ("mooncake_master", "--rpc_port=50051")
+    _, others = deployment_children(DeploymentConfig(), tmp_path / "f.yaml", FileLog(tmp_path))
+    assert "mooncake_master" not in str([child.spec.argv for child in others])

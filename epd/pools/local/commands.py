@@ -52,6 +52,8 @@ def deployment_children(
         for stage, pool in deployment.pools.items()
         for replica in range(pool.replicas)
     ]
+    if deployment.mooncake_master is not None:
+        workers.insert(0, _mooncake_master(deployment.mooncake_master))
     children = [Child(spec, log, max_crashes=max_crashes) for spec in workers]
     if deployment.join is not None:
         return None, children
@@ -63,6 +65,13 @@ def free_port() -> int:
     """A TCP port of the loopback address that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def _mooncake_master(port: int) -> ChildSpec:
+    # It knows nothing of parents, so the kernel ends it should we be killed.
+    tie = (sys.executable, "-m", "epd.engines.sglang.parent", str(os.getpid()))
+    master = str(Path(sys.executable).with_name("mooncake_master"))
+    return ChildSpec(name="kv-master", argv=(*tie, master, f"--rpc_port={port}"))
 
 
 def _options(worker: WorkerConfig) -> Iterator[str]:
