@@ -25,7 +25,7 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 _TEXT_KINDS: tuple[Kind, ...] = ("number", "word")
-_SHAPE_KINDS: tuple[Kind, ...] = ("colour", "count", "relation")
+_SHAPE_KINDS: tuple[Kind, ...] = ("colour", "count", "relation", "relation")
 _TEXT_RATIO = 0.38
 """Share of batches whose pictures show text. They have rows of their own, since there is less to
 ask about them and rows of one length waste no padding."""
@@ -70,9 +70,10 @@ class BatchMaker:
         cells = grid[0] * grid[1]
         if is_vision_only:
             number = max(8, min(160, self._budget // 4 // cells))
-            scenes = [_draw_one(rng, (*_TEXT_KINDS, *_SHAPE_KINDS), grid) for _ in range(number)]
+            kinds = (*_TEXT_KINDS, *_TEXT_KINDS, *_SHAPE_KINDS)
+            scenes = [_draw_one(rng, kinds, grid) for _ in range(number)]
             return Batch((_stack(rng, scenes, grid),), None)
-        form = rng.choices(("tree", "chain", "first", "two", "text"), weights=(58, 13, 6, 20, 3))[0]
+        form = rng.choices(("tree", "chain", "first", "two", "text"), weights=(54, 12, 6, 25, 3))[0]
         if form == "text":
             made = [self._text_row(rng) for _ in range(self._budget // 150)]
             return Batch((), self._packer.stack(made))

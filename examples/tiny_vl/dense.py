@@ -65,14 +65,17 @@ def _overlap(span: NDArray[np.float64], number: int) -> NDArray[np.float64]:
 
 
 def _label(scene: Scene, index: int, item: Item) -> list[int]:
-    relation = 0
-    if scene.relation:
-        relation = 1 + (DIRECTIONS.index(scene.relation) ^ index)
-    alike = sum(i.name == item.name and i.colour == item.colour for i in scene.items)
-    characters = [1 + _ALPHABET.index(c) for c in item.text] + [0] * NUM_CHARACTERS
-    name = 1 + len(SHAPES) if item.text else 1 + SHAPES.index(item.name)
+    """The labels of a cell of this item; what cannot be asked about it is left out of the loss."""
     colour = 1 + _COLOUR_NAMES.index(item.colour)
-    return [name, colour, 0, min(5, alike), relation, *characters[:NUM_CHARACTERS]]
+    if item.text:
+        num_slots = 2 if item.text.isdigit() else NUM_CHARACTERS
+        characters = [1 + _ALPHABET.index(c) for c in item.text] + [0] * NUM_CHARACTERS
+        slots = characters[:num_slots] + [IGNORE] * (NUM_CHARACTERS - num_slots)
+        return [1 + len(SHAPES), colour, 0, IGNORE, IGNORE, *slots]
+    relation = 1 + (DIRECTIONS.index(scene.relation) ^ index) if scene.relation else IGNORE
+    alike = sum(i.name == item.name and i.colour == item.colour for i in scene.items)
+    name = 1 + SHAPES.index(item.name)
+    return [name, colour, 0, min(5, alike), relation, *[IGNORE] * NUM_CHARACTERS]
 
 
 class DenseHead(nn.Module):

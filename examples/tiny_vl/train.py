@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -232,7 +234,7 @@ def train(rank: int, out: Path, seed: int, plan: Plan, resume: Path | None) -> N
         at.step += 1
     if rank == 0:
         save_checkpoint(model, tokenizer, out)
-        logger.info("trained: %s", at)
+        logger.info("trained: %s; %.0f s of CPU in each process", at, time.process_time())
     dist.destroy_process_group()
 
 
@@ -253,13 +255,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the data and the first weights")
     parser.add_argument("--minutes", type=float, default=defaults.minutes, help="how long to train")
     parser.add_argument("--vision-steps", type=int, default=defaults.num_vision_steps)
+    parser.add_argument(
+        "--decay-ratio",
+        type=float,
+        default=defaults.decay_ratio,
+        help="share of the time in which the learning rate falls",
+    )
     parser.add_argument("--resume", type=Path, help=f"a {STATE_FILE} to go on from")
     args = parser.parse_args()
-    plan = Plan(minutes=args.minutes, num_vision_steps=args.vision_steps)
+    plan = Plan(
+        minutes=args.minutes,
+        num_vision_steps=args.vision_steps,
+        decay_ratio=args.decay_ratio,
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "meeting").unlink(missing_ok=True)
+    # Ended by a signal, the processes must not train on without anyone to wait for them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     torch.multiprocessing.spawn(
-        train, (args.out, args.seed, plan, args.resume), nprocs=plan.num_processes
+        train, (args.out, args.seed, plan, args.resume), nprocs=plan.num_processes, daemon=True
     )
     (args.out / "meeting").unlink(missing_ok=True)
 
