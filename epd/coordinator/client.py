@@ -6,8 +6,7 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
@@ -21,12 +20,12 @@ from epd.errors import (
     from_dict,
 )
 from epd.pools.registry import Registry, Worker
+from epd.waiting import unless
 
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
 _LARGE_BYTES = 2**20
-T = TypeVar("T")
 
 
 class WorkerClient:
@@ -98,7 +97,10 @@ class WorkerClient:
             WorkerError, EPDError: as `open`; also once the worker's lease lapses.
             DeadlineError: no answer within `timeout_s`.
         """
-        return await _while_alive(worker, self._post(worker, path, body, timeout_s))
+        answer = await unless(worker.lost.wait(), self._post(worker, path, body, timeout_s))
+        if answer is None:
+            raise worker.loss
+        return answer
 
     async def abort(self, worker: Worker, request_id: str) -> bool:
         """Tell a worker to drop a request. Returns whether it acknowledged."""
@@ -132,21 +134,6 @@ class WorkerClient:
         never_met = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
         what = "cannot be reached" if isinstance(cause, never_met) else "vanished"
         return WorkerError(f"{worker} {what}")
-
-
-async def _while_alive(worker: Worker, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, or the worker's loss if that comes first."""
-    task = asyncio.ensure_future(work)
-    lost = asyncio.ensure_future(worker.lost.wait())
-    try:
-        await asyncio.wait((task, lost), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise worker.loss
-        return task.result()
-    finally:
-        task.cancel()
-        lost.cancel()
-        await asyncio.wait((task, lost))
 
 
 def _refusal(worker: Worker, status: int, body: bytes) -> EPDError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from epd.errors import BadRequestError, DeadlineError, EPDError, NoWorkerError, 
 from epd.pools.registry import Registry, Worker
 from epd.pools.routing import Policy
 from epd.types import RequestId
+from epd.waiting import unless
 from epd.wire import EncodeRequest, MetadataRequest, ReceiverRequest, SendRequest, parse
 
 logger = logging.getLogger(__name__)
@@ -212,7 +213,10 @@ class EncodeGateway:
     ) -> dict[str, Any]:
         """A call that ends with its request at the latest."""
         call = self._client.post(worker, path, body, timeout_s=self._timeout_s)
-        return await _unless(flight.closed, call)
+        answer = await unless(flight.closed.wait(), call)
+        if answer is None:
+            raise WorkerError("the request ended")
+        return answer
 
     async def _within(self, work: Awaitable[T]) -> T:
         try:
@@ -230,20 +234,6 @@ class EncodeGateway:
         if part is None:
             part = flight.parts[req_id] = Part(flight.image_tokens)
         return flight, part
-
-
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; WorkerError if `event` comes first."""
-    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise WorkerError("the request ended")
-        return task.result()
-    finally:
-        task.cancel()
-        stop.cancel()
-        await asyncio.gather(task, stop, return_exceptions=True)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

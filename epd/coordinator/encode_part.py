@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from epd.errors import EPDError, WorkerError
 from epd.pools.registry import Worker
+from epd.waiting import unless
 from epd.wire import EncodeRequest
 
 
@@ -88,9 +89,7 @@ class Part:
         A call about the part failed at `worker`, which may fail at the part too, or not.
         """
         if self.worker is worker and self.encoding is not None:
-            taken = asyncio.create_task(self._taken.wait())
-            await asyncio.wait([self.encoding, taken], return_when=asyncio.FIRST_COMPLETED)
-            taken.cancel()
+            await unless(self._taken.wait(), asyncio.wait([self.encoding]))
         return self.worker is worker
 
     def sent(self) -> None:
