@@ -22,7 +22,9 @@ error reaches the client with its type, field and status intact.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 class EPDError(Exception):
@@ -163,3 +165,11 @@ def from_dict(body: object, status: int) -> EPDError:
     if kind is None:
         kind = BadRequestError if 400 <= status < 500 else WorkerError
     return kind(message, param=param if isinstance(param, str) else None)
+
+
+def leaves(group: BaseExceptionGroup[ErrorT]) -> list[ErrorT]:
+    """The errors of a failed task group, groups within it taken apart; at least one, in order."""
+    found: list[ErrorT] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -10,6 +10,7 @@ from epd.errors import (
     NoWorkerError,
     WorkerError,
     from_dict,
+    leaves,
 )
 
 
@@ -77,3 +78,9 @@ def test_a_foreign_body_gives_an_error_of_the_right_family(
 
 def test_a_param_that_is_no_text_is_dropped() -> None:
     assert from_dict({"error": {"message": "x", "param": 5}}, 400).param is None
+
+
+def test_the_leaves_of_nested_groups_come_in_order() -> None:
+    a, b, c = EPDError("a"), WorkerError("b"), BadRequestError("c")
+    group = ExceptionGroup("", [ExceptionGroup("", [a, ExceptionGroup("", [b])]), c])
+    assert leaves(group) == [a, b, c]

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from epd.errors import ConfigError, EPDError
+from epd.errors import ConfigError, EPDError, leaves
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -34,7 +34,8 @@ def one_line_errors() -> Generator[None]:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(_EXIT_INTERRUPTED)
     except BaseExceptionGroup as group:
-        if (first := _first_foreseen(group)) is None:
+        errors = [_foreseen(leaf) for leaf in leaves(group)]
+        if (first := errors[0]) is None or None in errors:
             raise
         _fail_with(first)
     except (EPDError, OSError) as exc:
@@ -59,15 +60,3 @@ def _foreseen(exc: BaseException) -> EPDError | None:
     if isinstance(exc, OSError) and exc.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
         return ConfigError(f"cannot listen: {exc.strerror}; give another --host or --port")
     return None
-
-
-def _first_foreseen(group: BaseExceptionGroup[BaseException]) -> EPDError | None:
-    """The error of a failed task group, if each of its parts is foreseen."""
-    found: list[EPDError] = []
-    for part in group.exceptions:
-        nested = isinstance(part, BaseExceptionGroup)
-        error = _first_foreseen(part) if nested else _foreseen(part)
-        if error is None:
-            return None
-        found.append(error)
-    return found[0]

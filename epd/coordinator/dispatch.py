@@ -30,6 +30,7 @@ from epd.errors import (
     EPDError,
     WorkerError,
     from_dict,
+    leaves,
 )
 from epd.pools.registry import Worker
 
@@ -241,14 +242,7 @@ def _most_telling(failures: BaseExceptionGroup[EPDError]) -> EPDError:
             return 2
         return 0 if isinstance(error, BadRequestError) else 1
 
-    return min(_flat(failures), key=rank)
-
-
-def _flat(group: BaseExceptionGroup[EPDError]) -> list[EPDError]:
-    found: list[EPDError] = []
-    for failure in group.exceptions:
-        found += _flat(failure) if isinstance(failure, BaseExceptionGroup) else [failure]
-    return found
+    return min(leaves(failures), key=rank)
 
 
 def _event_error(event: bytes) -> EPDError:

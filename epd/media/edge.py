@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from epd.errors import EPDError, MediaError, OverloadedError
+from epd.errors import EPDError, MediaError, OverloadedError, leaves
 from epd.media.cache import MediaCache
 from epd.media.data_url import decode_data_url
 from epd.media.fetch import Fetcher
@@ -83,7 +83,7 @@ class MediaEdge:
         except BaseException as exc:
             lease.release()
             if isinstance(exc, BaseExceptionGroup):
-                raise _first(exc) from None
+                raise leaves(exc)[0] from None
             raise
         return lease
 
@@ -140,9 +140,3 @@ class MediaEdge:
             return await asyncio.to_thread(build_item, data, max_pixels=max_pixels)
         finally:
             self._slots.release()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group: siblings that failed in the same moment add nothing."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
