@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator
 
 from aiohttp import web
 
-from epd.api.errors import REQUEST_ID_HEADER, error_event, too_large
+from epd.api.errors import error_event, too_large
 from epd.coordinator.coordinator import Coordinator
+from epd.error_response import REQUEST_ID_HEADER
 from epd.errors import AbortedError, BadRequestError, EPDError
 from epd.types import RequestId
 

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from epd.error_response import error_response
 from epd.errors import BadRequestError, EPDError, TooLargeError
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REQUEST_ID_HEADER = "x-epd-request-id"
-_RETRY_AFTER_S = 1.0  # what a 503 says that came without, such as a worker's
-
-
-def error_response(error: EPDError) -> web.Response:
-    """An error as a whole response."""
-    headers: dict[str, str] = {}
-    if error.request_id:
-        headers[REQUEST_ID_HEADER] = error.request_id
-    retry_after_s = error.retry_after_s
-    if retry_after_s is None and error.status == 503:
-        retry_after_s = _RETRY_AFTER_S
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(retry_after_s))
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response(error.to_dict(), status=error.status, headers=headers)
 
 
 def error_event(error: EPDError) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from epd.api.chat import ClientSink
-from epd.api.errors import error_response
+from epd.error_response import error_response
 from epd.errors import EPDError, OverloadedError, WorkerError
 from epd.types import RequestId
 
