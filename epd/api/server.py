@@ -24,7 +24,7 @@ from epd.coordinator.client import WorkerClient
 from epd.coordinator.coordinator import Coordinator
 from epd.coordinator.fleet import build_watches
 from epd.errors import AuthenticationError, ConfigError
-from epd.media import HttpFetcher, MediaCache, MediaEdge, MediaLimits
+from epd.media import HttpFetcher, MediaCache, MediaEdge
 from epd.observability.logs import is_no_malformed_request
 from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
@@ -48,9 +48,8 @@ async def build_coordinator(
     """Construct the coordinator and own what it uses until the block ends."""
     registry = Registry(clock, lease_s=config.lease.lease_s)
     metrics = CoordinatorMetrics()
-    limits = MediaLimits(**config.media.model_dump())
-    cache = MediaCache(limits.cache_bytes)
-    edge = MediaEdge(limits, cache, HttpFetcher(limits))
+    cache = MediaCache(config.media.cache_bytes)
+    edge = MediaEdge(config.media, cache, HttpFetcher(config.media))
     # Deadlines are the dispatcher's; the session only bounds how long a connect may take.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)

@@ -80,6 +80,15 @@ class MediaConfig(_Section):
     allowed_domains: tuple[str, ...] = ()
     """If not empty, image URLs of these domains and their subdomains only."""
 
+    @model_validator(mode="after")
+    def _cache_holds_an_image(self) -> MediaConfig:
+        if self.cache_bytes < self.max_bytes:
+            raise ValueError(
+                f"cache_bytes ({self.cache_bytes}) must hold at least one image of max_bytes "
+                f"({self.max_bytes})"
+            )
+        return self
+
 
 class RequestConfig(_Section):
     """Deadlines and limits of one request."""

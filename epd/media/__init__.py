@@ -6,7 +6,6 @@ from epd.media.fetch import Fetcher, HttpFetcher
 from epd.media.inspect import ImageFacts, inspect_image
 from epd.media.item import MediaItem, build_item
 from epd.media.lease import MediaLease
-from epd.media.limits import MediaLimits
 
 __all__ = [
     "Fetcher",
@@ -16,7 +15,6 @@ __all__ = [
     "MediaEdge",
     "MediaItem",
     "MediaLease",
-    "MediaLimits",
     "build_item",
     "inspect_image",
 ]

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from epd.config import MediaConfig
 from epd.errors import EPDError, MediaError, OverloadedError, leaves
 from epd.media.cache import MediaCache
 from epd.media.data_url import decode_data_url
 from epd.media.fetch import Fetcher
 from epd.media.item import MediaItem, build_item
 from epd.media.lease import MediaLease
-from epd.media.limits import MIB, MediaLimits
 from epd.media.single_flight import SingleFlight
 
-_OFF_LOOP_BYTES = MIB  # hashing one MiB takes about a millisecond; more is done in a thread
+_OFF_LOOP_BYTES = 2**20  # hashing one MiB takes about a millisecond; more is done in a thread
 
 
 class MediaEdge:
@@ -30,7 +30,7 @@ class MediaEdge:
     Owns the fetcher (closed with the edge) but not the cache, which also serves the workers.
     """
 
-    def __init__(self, limits: MediaLimits, cache: MediaCache, fetcher: Fetcher) -> None:
+    def __init__(self, limits: MediaConfig, cache: MediaCache, fetcher: Fetcher) -> None:
         self._limits = limits
         self._cache = cache
         self._fetcher = fetcher

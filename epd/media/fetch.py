@@ -13,9 +13,9 @@ from typing import Protocol
 import aiohttp
 from yarl import URL
 
+from epd.config import MediaConfig
 from epd.errors import MediaError
 from epd.media.addresses import is_public, parse_literal
-from epd.media.limits import MediaLimits
 from epd.media.resolver import AddressRule, NameService, SystemNameService, VettingResolver
 
 _MAX_URL_CHARS = 8192
@@ -54,7 +54,7 @@ class HttpFetcher:
 
     def __init__(
         self,
-        limits: MediaLimits,
+        limits: MediaConfig,
         *,
         names: NameService | None = None,
         is_address_allowed: AddressRule | None = None,

@@ -87,6 +87,11 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_valid_one(
             "pools.encode: gpus gives a replica [2, 2], but its parallelism needs 2 different GPUs",
         ),
         ("coordinator: {lease: {lease_s: 1}}", "coordinator.lease: lease_s must be at least twice"),
+        ("coordinator: {media: {max_pixels: 0}}", "coordinator.media.max_pixels: input should be"),
+        (
+            "coordinator: {media: {max_bytes: 100, cache_bytes: 99}}",
+            "coordinator.media: cache_bytes (99) must hold at least one image of max_bytes (100)",
+        ),
         ("coordinator: {advertise: nowhere}", "coordinator.advertise: 'nowhere' is no URL"),
         ("coordinator: 5", "coordinator: input should be a valid dictionary"),
         ("[1, 2]", "expected keys and values, found a list"),

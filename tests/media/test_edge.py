@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from epd.config import MediaConfig
 from epd.errors import EPDError, MediaError, OverloadedError
-from epd.media import MediaCache, MediaEdge, MediaLimits
+from epd.media import MediaCache, MediaEdge
 
 from .images import encode, exif, jpeg, noise, png
 
@@ -49,7 +50,7 @@ class FakeFetcher:
 
 
 class Rig:
-    def __init__(self, limits: MediaLimits, bodies: dict[str, bytes]) -> None:
+    def __init__(self, limits: MediaConfig, bodies: dict[str, bytes]) -> None:
         self.cache = MediaCache(limits.cache_bytes)
         self.fetcher = FakeFetcher(bodies)
         self.edge = MediaEdge(limits, self.cache, self.fetcher)
@@ -60,7 +61,7 @@ A, B = "http://pictures.test/a.png", "https://pictures.test/b.jpg"
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    rig = Rig(MediaLimits(), {A: PNG, B: jpeg()})
+    rig = Rig(MediaConfig(), {A: PNG, B: jpeg()})
     yield rig
     await rig.edge.close()
     assert rig.fetcher.is_closed
@@ -208,7 +209,7 @@ async def test_a_cancelled_request_leaves_nothing_pinned(rig: Rig) -> None:
 
 
 async def test_too_many_images_are_refused_before_any_is_fetched() -> None:
-    rig = Rig(MediaLimits(max_images_per_request=2), {A: PNG})
+    rig = Rig(MediaConfig(max_images_per_request=2), {A: PNG})
     with pytest.raises(MediaError, match="3 images, more than the 2") as caught:
         await rig.edge.resolve_all([(A, "p0"), (A, "p1"), (A, "p2")])
     assert caught.value.param == "p2"
@@ -217,14 +218,14 @@ async def test_too_many_images_are_refused_before_any_is_fetched() -> None:
 
 async def test_fetches_at_once_are_bounded() -> None:
     bodies = {f"http://pictures.test/{i}": png(i + 1, 1) for i in range(12)}
-    rig = Rig(MediaLimits(max_concurrent_fetches=3), bodies)
+    rig = Rig(MediaConfig(max_concurrent_fetches=3), bodies)
     with await rig.edge.resolve_all([(url, url) for url in bodies]) as lease:
         assert [item.width for item in lease.items] == list(range(1, 13))
     assert rig.fetcher.max_running == 3
 
 
 async def test_no_fetch_slot_in_time_is_overload_and_not_the_clients_fault() -> None:
-    rig = Rig(MediaLimits(max_concurrent_fetches=1, timeout_s=0.05), {A: PNG, B: jpeg()})
+    rig = Rig(MediaConfig(max_concurrent_fetches=1, timeout_s=0.05), {A: PNG, B: jpeg()})
     rig.fetcher.go.clear()
     holder = asyncio.create_task(rig.edge.resolve(A, param="a"))
     await asyncio.sleep(0)
@@ -238,7 +239,7 @@ async def test_no_fetch_slot_in_time_is_overload_and_not_the_clients_fault() -> 
 async def test_one_request_over_the_cache_is_its_own_fault_but_a_full_cache_is_not() -> None:
     pictures = [png(30, 20 + i) for i in range(3)]
     budget = len(pictures[0]) + len(pictures[1])
-    rig = Rig(MediaLimits(max_bytes=budget, cache_bytes=budget), {})
+    rig = Rig(MediaConfig(max_bytes=budget, cache_bytes=budget), {})
     parts = [(data_url(picture), f"p{i}") for i, picture in enumerate(pictures)]
     with pytest.raises(MediaError, match="together") as caught:
         await rig.edge.resolve_all(parts)

@@ -10,14 +10,15 @@ from ipaddress import IPv4Address
 import pytest
 from aiohttp import web
 
+from epd.config import MediaConfig
 from epd.errors import MediaError
-from epd.media import HttpFetcher, MediaLimits
+from epd.media import HttpFetcher
 from epd.media.addresses import IPAddress
 
 from .images import png
 
 PNG = png(20, 10)
-OPEN = MediaLimits(
+OPEN = MediaConfig(
     max_bytes=100_000, cache_bytes=100_000, timeout_s=5, allow_private_addresses=True
 )
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -80,7 +81,7 @@ class Names:
 
 @asynccontextmanager
 async def fetcher(
-    limits: MediaLimits = OPEN,
+    limits: MediaConfig = OPEN,
     names: Names | None = None,
     allow: Callable[[IPAddress], bool] | None = None,
 ) -> AsyncIterator[HttpFetcher]:
@@ -161,7 +162,7 @@ async def test_no_spelling_of_an_inside_address_is_reached_by_default(host: str)
         num_requests += 1
         return web.Response(body=PNG)
 
-    async with site(handler) as url, fetcher(MediaLimits(timeout_s=2)) as http:
+    async with site(handler) as url, fetcher(MediaConfig(timeout_s=2)) as http:
         port = url.rpartition(":")[2]
         message = await refusal(http, f"http://{host}:{port}/a.png")
     assert any(
@@ -201,7 +202,7 @@ async def test_a_url_that_is_not_plain_http_is_refused(url: str, hint: str) -> N
 
 async def test_a_name_with_one_inside_address_among_its_addresses_is_refused() -> None:
     names = Names({"mixed.test": [["8.8.8.8", "10.0.0.1"]]})
-    async with fetcher(MediaLimits(), names) as http:
+    async with fetcher(MediaConfig(), names) as http:
         message = await refusal(http, "http://mixed.test/a.png")
     assert "mixed.test" in message and "10.0.0.1" not in message
 
@@ -224,7 +225,7 @@ async def test_a_name_that_rebinds_to_loopback_is_never_connected_there() -> Non
 
     async with (
         site(handler, "0.0.0.0") as url,
-        fetcher(MediaLimits(), names, only("127.0.0.2")) as http,
+        fetcher(MediaConfig(), names, only("127.0.0.2")) as http,
     ):
         url = url.replace("0.0.0.0", "rebind.test")
         assert await http.fetch(url) == PNG
@@ -259,7 +260,7 @@ async def test_a_redirect_from_an_allowed_host_to_a_refused_one_is_refused(locat
 
     async with (
         site(handler, "0.0.0.0") as url,
-        fetcher(MediaLimits(), names, only("127.0.0.2")) as http,
+        fetcher(MediaConfig(), names, only("127.0.0.2")) as http,
     ):
         await refusal(http, url.replace("0.0.0.0", "pictures.test") + "/first")
     assert paths == ["/first"]
@@ -288,7 +289,7 @@ async def test_a_redirect_without_a_target_is_refused() -> None:
 
 
 async def test_only_listed_domains_and_their_subdomains_are_reached() -> None:
-    limits = MediaLimits(allow_private_addresses=True, allowed_domains=(".Pictures.test",))
+    limits = MediaConfig(allow_private_addresses=True, allowed_domains=(".Pictures.test",))
     answer = [["127.0.0.1"]]
     names = Names({n: answer for n in ("pictures.test", "a.pictures.test", "evilpictures.test")})
     async with site(picture) as url, fetcher(limits, names) as http:
@@ -330,7 +331,7 @@ async def test_a_gzip_bomb_is_not_inflated() -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
 
-    limits = MediaLimits(allow_private_addresses=True)
+    limits = MediaConfig(allow_private_addresses=True)
     async with site(handler) as url, fetcher(limits) as http:
         tracemalloc.start()
         try:
@@ -391,7 +392,7 @@ async def test_a_server_that_trickles_meets_the_deadline() -> None:
             await response.write(b"x")
             await asyncio.sleep(0.02)
 
-    limits = MediaLimits(timeout_s=0.3, allow_private_addresses=True)
+    limits = MediaConfig(timeout_s=0.3, allow_private_addresses=True)
     started = time.monotonic()
     async with site(handler) as url, fetcher(limits) as http:
         assert "within 0.3 s" in await refusal(http, url)
@@ -402,7 +403,7 @@ async def test_a_server_that_never_answers_meets_the_deadline() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    limits = MediaLimits(timeout_s=0.2, allow_private_addresses=True)
+    limits = MediaConfig(timeout_s=0.2, allow_private_addresses=True)
     async with raw_site(talk) as url, fetcher(limits) as http:
         assert "within 0.2 s" in await refusal(http, url)
 
@@ -413,7 +414,7 @@ async def test_a_name_service_that_never_answers_meets_the_deadline() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-    async with fetcher(MediaLimits(timeout_s=0.2), Silent({})) as http:
+    async with fetcher(MediaConfig(timeout_s=0.2), Silent({})) as http:
         assert "within 0.2 s" in await refusal(http, "http://pictures.test/")
 
 
