@@ -21,10 +21,10 @@ class AdminEndpoints:
         return web.json_response({"workers": workers})
 
     async def request(self, request: web.Request) -> web.Response:
-        """`GET /admin/requests/{request_id}`: the timeline of one of the last requests."""
+        """`GET /admin/requests/{request_id}`: the timeline of a running or recent request."""
         record = self._coordinator.log.get(request.match_info["request_id"])
         if record is None:
-            raise web.HTTPNotFound(reason="no such request among the last ones")
+            raise web.HTTPNotFound(reason="no such request runs or was among the last")
         return web.json_response(record.to_dict())
 
     def _describe(self, worker: Worker) -> dict[str, object]:

@@ -263,6 +263,7 @@ class Coordinator:
         record.ended_s = self._clock.monotonic()
         record.status = status
         record.error_code = code
+        self.log.close(record)
         e2e_s = record.ended_s - record.created_s
         self.metrics.requests.labels(state.value, str(status)).inc()
         self.metrics.e2e.observe(e2e_s)

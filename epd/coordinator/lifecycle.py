@@ -1,4 +1,4 @@
-"""One request's life: its states, its timeline, and the log of the last requests.
+"""One request's life: its states, its timeline, and the log of requests.
 
     received → resolving → dispatched → streaming → finished
         └──────────┴───────────┴────────────┴─────→ failed | aborted
@@ -126,23 +126,30 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The last `capacity` requests, running or ended, by id."""
+    """Every running request, and the last `capacity` that ended, by id."""
 
     def __init__(self, clock: Clock, *, capacity: int = 1024) -> None:
         self._clock = clock
         self._capacity = capacity
-        self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
+        self._running: dict[RequestId, RequestRecord] = {}
+        self._ended: OrderedDict[RequestId, RequestRecord] = OrderedDict()
 
     def open(self, request_id: RequestId) -> RequestRecord:
         """Start the record of a new request."""
         record = RequestRecord(request_id, self._clock.time(), self._clock.monotonic())
-        self._records[request_id] = record
-        while len(self._records) > self._capacity:
-            self._records.popitem(last=False)
+        self._running[request_id] = record
         return record
 
+    def close(self, record: RequestRecord) -> None:
+        """The request has ended: from now on newer ones that end may push its record out."""
+        del self._running[record.request_id]
+        self._ended[record.request_id] = record
+        if len(self._ended) > self._capacity:
+            self._ended.popitem(last=False)
+
     def get(self, request_id: str) -> RequestRecord | None:
-        return self._records.get(RequestId(request_id))
+        key = RequestId(request_id)
+        return self._running.get(key) or self._ended.get(key)
 
     def add_spans(self, worker_id: str, spans: Iterable[Span]) -> None:
         """File spans under their requests; those of forgotten requests are dropped."""

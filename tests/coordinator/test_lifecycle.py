@@ -47,13 +47,24 @@ def test_only_the_drawn_transitions_are_allowed(now: RequestState, then: Request
             record(now).enter(then)
 
 
-def test_the_log_keeps_the_last_requests_only() -> None:
+def test_the_log_keeps_the_last_that_ended_in_the_order_of_their_ends() -> None:
     log = RequestLog(FakeClock(), capacity=2)
-    for name in "abc":
-        log.open(RequestId(name))
-    assert log.get("a") is None
-    assert log.get("b") is not None
-    assert log.get("c") is not None
+    opened = {name: log.open(RequestId(name)) for name in "abc"}
+    for name in "bca":
+        log.close(opened[name])
+    assert log.get("b") is None
+    assert log.get("c") is opened["c"]
+    assert log.get("a") is opened["a"]
+
+
+def test_a_running_request_outlasts_any_flood_of_others_and_still_gets_its_spans() -> None:
+    log = RequestLog(FakeClock(), capacity=2)
+    running = [log.open(RequestId(f"running-{index}")) for index in range(5)]
+    for index in range(100):
+        log.close(log.open(RequestId(f"other-{index}")))
+    log.add_spans("d", [span(request_id="running-0", num_tokens=5)])
+    assert [log.get(record.request_id) for record in running] == running
+    assert running[0].num_output_tokens == 5
 
 
 def test_spans_are_filed_under_their_request_and_others_dropped() -> None:

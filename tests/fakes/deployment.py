@@ -131,13 +131,15 @@ class Deployment:
         return found.json
 
     async def last_record(self) -> Any:
-        request_id = list(self.coordinator.log._records)[-1]
+        log = self.coordinator.log
+        request_id = [*log._ended, *log._running][-1]
         found = await self.request("GET", f"/admin/requests/{request_id}", headers=TOKEN.headers)
         return found.json
 
     async def held(self) -> dict[str, float]:
         """What requests hold now, in the coordinator and on the fake workers; empty when idle."""
         held = {k: v for k, v in (await self.metrics()).items() if "in_flight" in k and v}
+        held["running records"] = len(self.coordinator.log._running)
         held["pinned media bytes"] = self.coordinator.media_cache.pinned_bytes
         for worker in self.coordinator.registry.all():
             held[f"{worker}: requests"] = worker.num_in_flight
