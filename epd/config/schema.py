@@ -249,6 +249,8 @@ class PoolConfig(_Section):
     def _every_replica_has_gpus(self) -> PoolConfig:
         if self.gpus and len(self.gpus) < self.replicas:
             raise ValueError(f"gpus names {len(self.gpus)} groups for {self.replicas} replicas")
+        if self.gpus and self.worker.gpus:
+            raise ValueError("gpus and worker.gpus both name GPUs: give gpus only")
         num_gpus = self.worker.num_gpus
         for group in self.gpus:
             # Each replica's own configuration would refuse it too, but only once it is made.
@@ -258,6 +260,14 @@ class PoolConfig(_Section):
                     "different GPUs"
                 )
         return self
+
+    def gpus_of(self, replica: int) -> GPUGroup:
+        """The GPUs that one replica has for itself, wherever they are named."""
+        return self.gpus[replica] if self.gpus else self.worker.gpus
+
+    def device_of(self, replica: int) -> Device:
+        """Where one replica runs; several may share a device."""
+        return self.devices[replica % len(self.devices)]
 
 
 class PoolsConfig(_Section):
@@ -293,14 +303,22 @@ class DeploymentConfig(_Section):
 
     @model_validator(mode="after")
     def _gpus_are_not_shared(self) -> DeploymentConfig:
+        replicas = [
+            (f"{stage}-{replica}", pool.gpus_of(replica), pool.device_of(replica))
+            for stage, pool in self.pools.items()
+            for replica in range(pool.replicas)
+        ]
         owners: dict[int, str] = {}
-        for stage, pool in self.pools.items():
-            for replica, group in enumerate(pool.gpus[: pool.replicas]):
-                for gpu in group:
-                    if gpu in owners:
-                        others = f"{owners[gpu]} and {stage}-{replica}"
-                        raise ValueError(f"{others} are both given GPU {gpu}")
-                    owners[gpu] = f"{stage}-{replica}"
+        for name, gpus, _ in replicas:
+            for gpu in gpus:
+                if gpu in owners:
+                    raise ValueError(f"{owners[gpu]} and {name} are both given GPU {gpu}")
+                owners[gpu] = name
+        for name, gpus, device in replicas:
+            if device.startswith("cuda") and not gpus:
+                gpu = int(device.partition(":")[2] or 0)
+                if gpu in owners:
+                    raise ValueError(f"{name} runs on {device}, but GPU {gpu} is {owners[gpu]}'s")
         return self
 
     @model_validator(mode="after")
@@ -336,8 +354,8 @@ class DeploymentConfig(_Section):
         """The configuration of one replica of a pool."""
         pool = dict(self.pools.items())[stage]
         tuning = pool.worker.model_dump(exclude_unset=True)
-        if pool.gpus:
-            tuning["gpus"] = pool.gpus[replica]
+        if gpus := pool.gpus_of(replica):
+            tuning["gpus"] = gpus
         return WorkerConfig(
             stage=stage,
             model=self.model,
@@ -345,7 +363,7 @@ class DeploymentConfig(_Section):
             worker_id=self.worker_id(stage, replica),
             coordinator=self.url,
             engine=pool.engine,
-            device=pool.devices[replica % len(pool.devices)],
+            device=pool.device_of(replica),
             token_file=self.coordinator.token_file,
             **tuning,
         )

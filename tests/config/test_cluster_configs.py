@@ -79,6 +79,32 @@ def test_workers_of_two_machines_have_different_names() -> None:
             },
             "encode-0 and prefill-0 are both given GPU 0",
         ),
+        (
+            {
+                "pools": {
+                    "encode": {"engine": "sglang", "gpus": [[0, 1]], "worker": {"tp": 2}},
+                    "decode": {"engine": "sglang", "worker": {"gpus": [1]}},
+                }
+            },
+            "encode-0 and decode-0 are both given GPU 1",
+        ),
+        (
+            {"pools": {"decode": {"engine": "sglang", "replicas": 2, "worker": {"gpus": "3"}}}},
+            "decode-0 and decode-1 are both given GPU 3",
+        ),
+        (
+            {
+                "pools": {
+                    "encode": {"devices": ["cuda:1", "cuda"], "replicas": 2},
+                    "decode": {"engine": "sglang", "worker": {"gpus": [0]}},
+                }
+            },
+            "encode-1 runs on cuda, but GPU 0 is decode-0's",
+        ),
+        (
+            {"pools": {"decode": {"gpus": [[0]], "worker": {"gpus": [0]}}}},
+            "gpus and worker.gpus both name GPUs",
+        ),
         ({"pools": {"decode": {"replicas": 2, "gpus": [[0]]}}}, "1 groups for 2 replicas"),
         (
             {
@@ -94,6 +120,25 @@ def test_workers_of_two_machines_have_different_names() -> None:
 def test_a_deployment_that_cannot_be_is_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(DeploymentConfig, values, source="file")
+
+
+def test_workers_may_share_a_device_but_not_gpus_and_idle_pools_have_none() -> None:
+    deployment = build(
+        DeploymentConfig,
+        {
+            "pools": {
+                "encode": {"devices": ["cuda:0"]},
+                "prefill": {"devices": ["cuda:0"], "replicas": 2},
+                "decode": {"engine": "sglang", "worker": {"gpus": [1]}},
+            }
+        },
+        source="file",
+    )
+    assert [worker.device for worker in workers(deployment)][:3] == ["cuda:0"] * 3
+    assert workers(deployment)[-1].gpus == (1,)
+    idle = {"replicas": 0, "worker": {"gpus": [0]}}
+    pools = {"encode": idle, "prefill": idle, "decode": {"worker": {"gpus": [0]}}}
+    assert build(DeploymentConfig, {"pools": pools}, source="file")
 
 
 def test_a_machine_that_joins_runs_no_coordinator(tmp_path: Path) -> None:
