@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 from prometheus_client import CollectorRegistry
@@ -42,9 +42,9 @@ from epd.engines.shell import (
 from epd.errors import DependencyError
 from epd.transfer import MooncakeEngine, TransferEngine
 from epd.types import Stage, WorkerState
+from epd.waiting import unless
 from epd.wire import ModelCard
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 OnReady = Callable[[Identity], object]
@@ -91,7 +91,7 @@ async def run_worker(
                 transfer = _open_transfer(config)
                 stack.callback(transfer.close)
             building = _build_stage(config, path, shell, transfer)
-            stage = await _unless(shell.lifecycle.wait_drain(), building)
+            stage = await unless(shell.lifecycle.wait_drain(), building)
             if stage is None:
                 return
             stack.push_async_callback(stage.close)
@@ -157,7 +157,7 @@ async def _drain(shell: Shell, stage: StageWorker, drain_s: float) -> None:
     """Finish what runs, unless that takes too long or a second signal comes."""
     try:
         async with asyncio.timeout(drain_s):
-            await _unless(shell.lifecycle.wait_kill(), wait_idle(shell, stage))
+            await unless(shell.lifecycle.wait_kill(), wait_idle(shell, stage))
     except TimeoutError:
         _log.warning("%d requests were not finished in drain_s", len(shell.requests))
 
@@ -225,18 +225,6 @@ def _identity(
         bootstrap_port=port if config.stage is Stage.PREFILL else None,
         pid=os.getpid(),
     )
-
-
-async def _unless(stop: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None if `stop` returns first; the other is cancelled."""
-    stopper, worker = asyncio.create_task(stop), asyncio.create_task(work)
-    try:
-        await asyncio.wait((stopper, worker), return_when=asyncio.FIRST_COMPLETED)
-        return worker.result() if worker.done() else None
-    finally:
-        stopper.cancel()
-        worker.cancel()
-        await asyncio.gather(stopper, worker, return_exceptions=True)
 
 
 @asynccontextmanager

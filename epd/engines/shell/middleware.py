@@ -9,19 +9,12 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from epd.auth import ClusterToken
+from epd.error_response import error_response
 from epd.errors import BadRequestError, EPDError
 
 _log = logging.getLogger(__name__)
 _OPEN_PATHS = frozenset({"/health"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def error_response(error: EPDError) -> web.Response:
-    """The error in OpenAI's shape, with its status and perhaps `Retry-After`."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    return web.json_response(error.to_dict(), status=error.status, headers=headers)
 
 
 def require_token(token: ClusterToken) -> Middleware:

@@ -21,7 +21,14 @@ from torch import Tensor
 from encoders import ImageGrid
 from epd.engines.shell import Shell
 from epd.engines.torch.memory import rows
-from epd.errors import BadRequestError, EPDError, OverloadedError, TransferError, WorkerError
+from epd.errors import (
+    BadRequestError,
+    EPDError,
+    OverloadedError,
+    TransferError,
+    WorkerError,
+    leaves,
+)
 from epd.transfer import QUARANTINE_S, Arena, TransferEngine
 from epd.wire import (
     ChatRequest,
@@ -217,11 +224,5 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
     except* EPDError as failures:
-        raise _first(failures) from None
+        raise leaves(failures)[0] from None
     return [task.result() for task in tasks]
-
-
-def _first(failures: BaseExceptionGroup[EPDError]) -> EPDError:
-    for failure in failures.exceptions:
-        return _first(failure) if isinstance(failure, BaseExceptionGroup) else failure
-    raise AssertionError("a group holds at least one exception")

@@ -184,13 +184,8 @@ class PrefillWorker:
             for source, destination in zip(sources, message.block_addresses, strict=True)
         ]
         entry.begin_reading()
-        write = asyncio.ensure_future(
-            self._transfer.write(
-                message.session_id,
-                blocks,
-                timeout_s=self._timeout_s,
-                on_settled=entry.end_reading,
-            )
+        write = self._transfer.write(
+            message.session_id, blocks, timeout_s=self._timeout_s, on_settled=entry.end_reading
         )
         await entry.unless_ended(write)
         nbytes = len(blocks) * block_bytes

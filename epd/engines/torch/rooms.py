@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from epd.clock import Clock
 from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError
 from epd.types import Room
+from epd.waiting import unless
 from epd.wire import RoomDescriptor
 
 _REMEMBER_S = 60.0
@@ -110,22 +111,13 @@ class OpenRoom:
         else:
             release()
 
-    async def unless_ended(self, work: asyncio.Future[None]) -> None:
+    async def unless_ended(self, work: Awaitable[None]) -> None:
         """Wait for `work`, but give it up when the room ends meanwhile.
 
         Raises:
             EPDError: of the work, or why the room ended.
         """
-        ended = asyncio.ensure_future(self.ended.wait())
-        try:
-            await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait((work,))
-        if not work.cancelled():
-            work.result()
+        await unless(self.ended.wait(), work)
         if self.error is not None:
             raise self.error
 
