@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 import aiohttp
 from aiohttp import web
 
+from epd.addresses import host_port
 from epd.api.admin import AdminEndpoints
 from epd.api.chat import ChatEndpoint
 from epd.api.errors import Handler, errors_middleware
@@ -158,8 +159,7 @@ async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None =
     clock = SystemClock()
     token = load_token(config.token_file, create=True)
     api_keys = load_api_keys(config.api_keys_file)
-    base_url = config.advertise or f"http://{_bracket(config.host)}:{config.port}"
-    async with build_coordinator(config, token, base_url=base_url, clock=clock) as coordinator:
+    async with build_coordinator(config, token, base_url=config.url, clock=clock) as coordinator:
         app = build_app(coordinator, config, token=token, api_keys=api_keys, clock=clock)
         runner = build_runner(app)
         await runner.setup()
@@ -169,10 +169,10 @@ async def run_coordinator(config: CoordinatorConfig, *, parent_pid: int | None =
         except OSError as exc:
             await runner.cleanup()
             raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {exc.strerror}. "
+                f"cannot listen on {host_port(config.host, config.port)}: {exc.strerror}. "
                 "Choose another --port, or stop what uses it"
             ) from exc
-        logger.info("coordinator listens on %s", base_url)
+        logger.info("coordinator listens on %s", config.url)
         try:
             await _until_stopped(parent_pid)
         finally:
@@ -235,7 +235,3 @@ async def _until_stopped(parent_pid: int | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await stop.wait()
-
-
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from epd.addresses import parse_url
 from epd.auth import ClusterToken, load_token
+from epd.errors import ConfigError
 from epd.sdk import AdminClient, WorkerStatus
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow"}
@@ -28,7 +30,11 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the workers: stage, state and load."""
-    workers = asyncio.run(_fetch(coordinator, load_token(token_file)))
+    try:
+        url = parse_url(coordinator)
+    except ValueError as exc:
+        raise ConfigError(f"--coordinator: {exc}") from None
+    workers = asyncio.run(_fetch(url, load_token(token_file)))
     if as_json:
         print(json.dumps([worker.model_dump(mode="json") for worker in workers], indent=2))
     elif not workers:

@@ -18,7 +18,6 @@ from epd.pools.local import (
     Readiness,
     Supervisor,
     deployment_children,
-    free_port,
     watch_until_ready,
 )
 from epd.sdk import AdminClient
@@ -37,7 +36,7 @@ def up(
     # SGLang takes names of the Hugging Face Hub too; what it cannot load, it says itself.
     if any(pool.engine == "torch" and pool.replicas for _, pool in deployment.pools.items()):
         resolve(deployment.model)
-    asyncio.run(_run(_with_port(deployment), config, log_dir))
+    asyncio.run(_run(deployment, config, log_dir))
 
 
 async def _run(deployment: DeploymentConfig, config_file: Path, log_dir: Path | None) -> None:
@@ -59,11 +58,3 @@ async def _run(deployment: DeploymentConfig, config_file: Path, log_dir: Path | 
 
     async with Supervisor(coordinator, workers, drain_s=drain_s + 5) as supervisor:
         await supervisor.until_stopped(serve())
-
-
-def _with_port(deployment: DeploymentConfig) -> DeploymentConfig:
-    """The same deployment with a port chosen if the file leaves it open."""
-    if deployment.coordinator.port or deployment.join is not None:
-        return deployment
-    coordinator = deployment.coordinator.model_copy(update={"port": free_port()})
-    return deployment.model_copy(update={"coordinator": coordinator})

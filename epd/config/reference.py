@@ -20,7 +20,8 @@ _INTRODUCTION = """\
 `epd up FILE` reads a whole deployment; `epd coordinator --config FILE` reads the `coordinator`
 section of the same file, and has an option for each of its keys that is no section. Options win
 over the file, and the file over the defaults below. An unknown key is an error that names the key
-and the nearest valid one. Durations are seconds (`_s`), sizes bytes (`_bytes`).
+and the nearest valid one. Durations are seconds (`_s`), sizes bytes (`_bytes`). An IPv6 address is
+bare where it stands alone (`fd00::1`) and in brackets where a port may follow (`http://[fd00::1]`).
 [configs/local-cpu.yaml](../configs/local-cpu.yaml) is a file to start from.
 
 Environment: `EPD_CLUSTER_TOKEN` holds the cluster token, if no `token_file` is given;

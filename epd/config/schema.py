@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from epd.addresses import http_url, parse_host, parse_url
 from epd.config.sglang import GPUGroup, SGLangTuning
 from epd.types import Stage
 
@@ -23,17 +24,13 @@ def _device(text: str) -> str:
     return text
 
 
-def _url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", text):
-        raise ValueError(f"{text!r} is no URL: give one such as http://127.0.0.1:8000")
-    return text.rstrip("/")
-
-
-Port = Annotated[int, Field(ge=0, le=65535)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+FreePort = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Engine = Literal["torch", "sglang"]
 Device = Annotated[str, AfterValidator(_device)]
-URL = Annotated[str, AfterValidator(_url)]
+Host = Annotated[str, AfterValidator(parse_host)]
+URL = Annotated[str, AfterValidator(parse_url)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 ANY_HOSTS = frozenset({"0.0.0.0", "::"})
@@ -127,7 +124,7 @@ class ExistingServer(_Section):
 class CoordinatorConfig(_Section):
     """The coordinator."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on."""
@@ -163,17 +160,16 @@ class CoordinatorConfig(_Section):
 
     @property
     def url(self) -> str:
-        """Where workers and `epd` commands reach the coordinator; meaningless while port is 0."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return self.advertise or f"http://{host}:{self.port}"
+        """Where workers and `epd` commands reach the coordinator."""
+        return self.advertise or http_url(self.host, self.port)
 
 
 class WorkerTuning(SGLangTuning):
     """What a pool may set for all of its workers; `epd launch` takes the same as options."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on."""
-    advertise: str | None = None
+    advertise: Host | None = None
     """Host name or address under which other machines reach this worker, if not `host`."""
     transfer_protocol: Literal["tcp", "rdma"] = "tcp"
     """How embeddings and KV travel between workers."""
@@ -222,7 +218,7 @@ class WorkerConfig(WorkerTuning):
     """What computes the stage."""
     device: Device = "cpu"
     """cpu, cuda or cuda:N."""
-    port: Port = 0
+    port: FreePort = 0
     """Port to listen on; 0 takes a free one."""
     worker_id: str | None = None
     """The worker's name in the registry; made up if not given."""
@@ -296,7 +292,7 @@ class DeploymentConfig(_Section):
     """A coordinator on another machine: run the pools for it, and none here."""
     node: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
     """Begins the names of the workers, so that those of two machines differ."""
-    mooncake_master: Annotated[int, Field(ge=1, le=65535)] | None = None
+    mooncake_master: Port | None = None
     """Run the master of a Mooncake Store here on this port, for what names it kv_tier_master."""
     coordinator: CoordinatorConfig = CoordinatorConfig()
     pools: PoolsConfig = PoolsConfig()

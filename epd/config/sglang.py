@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -17,6 +18,8 @@ from pydantic import (
     PlainSerializer,
     model_validator,
 )
+
+from epd.addresses import parse_host_port
 
 DP_ATTENTION = "--enable-dp-attention"
 
@@ -39,6 +42,7 @@ GPUGroup = Annotated[
     BeforeValidator(_split_numbers),
     PlainSerializer(_join_numbers, when_used="json"),
 ]
+HostPort = Annotated[str, AfterValidator(parse_host_port)]
 Flags = Annotated[
     tuple[str, ...],
     BeforeValidator(_split_flags),
@@ -75,7 +79,7 @@ class SGLangTuning(BaseModel):
     """sglang: host memory of the tier in GB per GPU; twice the GPU's KV cache if not given."""
     kv_tier_path: Path | None = None
     """sglang: folder of `kv_tier: file`, or configuration file of hf3fs."""
-    kv_tier_master: str | None = None
+    kv_tier_master: HostPort | None = None
     """sglang: host:port of the `mooncake_master` of `kv_tier: mooncake` and of a global cache."""
     start_s: float = Field(default=900.0, gt=0)
     """sglang: how long a server may take to load the model and be ready."""

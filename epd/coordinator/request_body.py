@@ -92,6 +92,7 @@ class RequestBody:
         document = self.document
         document["rid"] = request_id
         document["bootstrap_room"] = room
+        # Without brackets, if it is an IPv6 address: whoever adds the port adds them.
         document["bootstrap_host"] = URL(prefill.url).host
         document["bootstrap_port"] = prefill.bootstrap_port
         remaining = iter(items)

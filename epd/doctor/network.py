@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import struct
 
+from epd.addresses import host_port
 from epd.doctor.check import Check, Verdict
 
 _SIOCGIFADDR = 0x8915
@@ -16,6 +17,7 @@ _SIOCGIFADDR = 0x8915
 def check_port(host: str, port: int) -> Check:
     """Whether the coordinator could listen."""
     name = "coordinator port"
+    where = host_port(host, port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         # As servers do: a port that merely lingers in TIME_WAIT is free.
@@ -24,8 +26,8 @@ def check_port(host: str, port: int) -> Check:
             probe.bind((host, port))
         except OSError as exc:
             remedy = "is a coordinator running already (epd status)? Otherwise give another --port"
-            return Check(name, Verdict.WARNING, f"{host}:{port}: {exc.strerror}", remedy)
-    return Check(name, Verdict.OK, f"{host}:{port} is free")
+            return Check(name, Verdict.WARNING, f"{where}: {exc.strerror}", remedy)
+    return Check(name, Verdict.OK, f"{where} is free")
 
 
 def check_advertise(hostname: str | None = None, addresses: dict[str, str] | None = None) -> Check:

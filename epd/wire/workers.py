@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from encoders import ImageBudget
+from epd.addresses import parse_url
 from epd.types import Stage, WorkerState
 
 
@@ -63,7 +64,7 @@ class WorkerReport(_Message):
     stage: Stage
     engine: str
     state: WorkerState
-    url: str = Field(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*[^/?#\s])?$")
+    url: Annotated[str, AfterValidator(parse_url)]
     bootstrap_port: int | None = None
     """Where decode asks a prefill worker for rooms, on the host of `url`."""
     pid: int | None = None

@@ -310,3 +310,4 @@ async def test_reports_of_workers_are_checked(d: Deployment) -> None:
     assert_error(await put(epoch=0), 400, "epoch")
     assert_error(await put(url="nonsense"), 400, "url")
     assert_error(await put(url="http://host/\r\nx"), 400, "url")
+    assert_error(await put(url="http://::1:8000"), 400, "url", "http://[fd00::1]:8000")

@@ -73,6 +73,7 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_valid_one(
     ("text", "expected"),
     [
         ("coordinator: {port: 70000}", "coordinator.port: input should be less than or equal to"),
+        ("coordinator: {port: 0}", "coordinator.port: input should be greater than or equal to 1"),
         ("coordinator: {port: x}", "coordinator.port: input should be a valid integer"),
         ("pools: {encode: {worker: {threads: 0}}}", "pools.encode.worker.threads: input should be"),
         ("pools: {encode: {devices: [gpu]}}", "pools.encode.devices.0: 'gpu' is no device"),
@@ -93,6 +94,30 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_valid_one(
             "coordinator.media: cache_bytes (99) must hold at least one image of max_bytes (100)",
         ),
         ("coordinator: {advertise: nowhere}", "coordinator.advertise: 'nowhere' is no URL"),
+        (
+            "coordinator: {advertise: 'http://::1:8000'}",
+            "coordinator.advertise: 'http://::1:8000' is no URL of a server: give one such as "
+            "http://10.0.0.1:8000 or http://[fd00::1]:8000",
+        ),
+        ("coordinator: {host: '10.0.0.1:8000'}", "coordinator.host: '10.0.0.1:8000' is no host"),
+        ("coordinator: {host: ''}", "coordinator.host: '' is no host"),
+        ("coordinator: {host: '0::0', allow_anonymous: true}", "host :: needs advertise"),
+        (
+            "coordinator: {fleet: [{url: 'http://fd00::1', stage: encode, model: m}]}",
+            "coordinator.fleet.0.url: 'http://fd00::1' is no URL of a server",
+        ),
+        (
+            "coordinator: {fleet: [{url: http://h, stage: encode, model: m, bootstrap_port: 0}]}",
+            "coordinator.fleet.0.bootstrap_port: input should be greater than or equal to 1",
+        ),
+        (
+            "pools: {decode: {worker: {advertise: 'http://h'}}}",
+            "pools.decode.worker.advertise: 'http://h' is no host",
+        ),
+        (
+            "pools: {decode: {worker: {kv_tier_master: '10.0.0.1'}}}",
+            "pools.decode.worker.kv_tier_master: '10.0.0.1' is no host:port",
+        ),
         ("coordinator: 5", "coordinator: input should be a valid dictionary"),
         ("[1, 2]", "expected keys and values, found a list"),
         ("a: [", "not valid YAML"),
@@ -153,7 +178,16 @@ def test_listening_everywhere_needs_an_address_that_peers_can_use() -> None:
 def test_the_coordinators_url_is_what_peers_can_reach() -> None:
     assert CoordinatorConfig(port=81).url == "http://127.0.0.1:81"
     assert CoordinatorConfig(host="::1", port=81).url == "http://[::1]:81"
+    assert CoordinatorConfig(host="[0::1]", port=81).url == "http://[::1]:81"
     assert CoordinatorConfig(advertise="http://epd.example/").url == "http://epd.example"
+
+
+def test_a_worker_advertises_an_ipv6_address_however_it_is_spelled() -> None:
+    fields = {"stage": "encode", "model": "m", "host": "::", "coordinator": "http://[FD00::1]:81/"}
+    for advertise in ("fd00::2", "[fd00:0::2]"):
+        config = build(WorkerConfig, {**fields, "advertise": advertise}, source=OPTIONS)
+        assert config.advertised_host == "fd00::2"
+        assert config.coordinator == "http://[fd00::1]:81"
 
 
 def test_each_replica_of_a_pool_gets_its_device_and_the_pools_fields() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from typing import Any
 
@@ -31,6 +32,19 @@ async def test_both_workers_get_the_same_body_and_decode_answers() -> None:
         assert to_prefill["bootstrap_port"] == 9
         assert to_prefill["rid"] == answer.headers["x-epd-request-id"]
         assert 0 <= to_prefill["bootstrap_room"] < 2**63
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_everything_works_over_ipv6() -> None:
+    async with deployed(host="::1") as d:
+        answer = await d.chat(image_part(), stream=True)
+        assert answer.events[-1] == b"[DONE]"
+        (body,) = d.decode.bodies(CHAT)
+        assert body["bootstrap_host"] == "::1", "whoever adds a port adds brackets"
+        (item,) = d.encode.bodies("/encode")[0]["mm_items"]
+        assert item["url"].startswith("http://[::1]:")
+        urls = await d.request("GET", "/admin/encoder_urls", headers=TOKEN.headers)
+        assert all(url.startswith("http://[::1]:") for url in urls.json["encoder_urls"])
 
 
 async def test_a_stream_is_relayed_as_decode_sent_it() -> None:

@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from epd.addresses import http_url
 from epd.api.server import build_app, build_coordinator, build_runner
 from epd.auth import APIKeys, ClusterToken
 from epd.clock import Clock, SystemClock
@@ -164,6 +165,7 @@ async def deployed(
     workers: Mapping[Stage, int] = ONE_OF_EACH,
     clock: Clock | None = None,
     api_keys: APIKeys | None = None,
+    host: str = "127.0.0.1",
     **config: Any,
 ) -> AsyncIterator[Deployment]:
     """Run a coordinator and a fleet; at the end nothing may be held, and no task may be left.
@@ -172,14 +174,15 @@ async def deployed(
         workers: number of workers of each stage.
         clock: of the coordinator.
         api_keys: of clients; none are needed by default.
+        host: loopback address of everyone.
         **config: sections of `CoordinatorConfig`.
     """
     before = asyncio.all_tasks()
     settings = CoordinatorConfig(**{"lease": {"lease_s": 60.0}, **config})
     clock = clock or SystemClock()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.bind((host, 0))
+        url = http_url(host, listener.getsockname()[1])
         async with build_coordinator(settings, TOKEN, base_url=url, clock=clock) as coordinator:
             app = build_app(
                 coordinator, settings, token=TOKEN, api_keys=api_keys or APIKeys([]), clock=clock
@@ -191,7 +194,7 @@ async def deployed(
             try:
                 async with (
                     aiohttp.ClientSession(connector=connector) as session,
-                    running_fleet(url, TOKEN) as fleet,
+                    running_fleet(url, host, TOKEN) as fleet,
                 ):
                     for stage, count in workers.items():
                         for index in range(count):

@@ -19,6 +19,7 @@ import aiohttp
 from aiohttp import web
 
 from encoders import ImageBudget
+from epd.addresses import http_url
 from epd.auth import ClusterToken
 from epd.types import Stage, WorkerState
 from epd.wire import ModelCard, WorkerReport
@@ -89,7 +90,7 @@ class FakeWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return http_url(self.fleet.host, self._port)
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for at, body in self.received if at == path]
@@ -133,7 +134,7 @@ class FakeWorker:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.05
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        await web.TCPSite(self._runner, self.fleet.host, self._port).start()
         self._port = self._runner.addresses[0][1]
 
     async def die(self) -> None:
@@ -399,6 +400,7 @@ class Fleet:
     """All fake workers of a test, and what they share."""
 
     coordinator: str
+    host: str
     token: ClusterToken
     session: aiohttp.ClientSession
     workers: dict[str, FakeWorker] = field(default_factory=dict)
@@ -425,10 +427,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_fleet(coordinator: str, token: ClusterToken) -> AsyncIterator[Fleet]:
+async def running_fleet(coordinator: str, host: str, token: ClusterToken) -> AsyncIterator[Fleet]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        fleet = Fleet(coordinator, token, session)
+        fleet = Fleet(coordinator, host, token, session)
         try:
             yield fleet
         finally:

@@ -26,7 +26,7 @@ def deployment_children(
     """The coordinator (None if it is on another machine) and the workers, not yet started.
 
     Args:
-        deployment: the configuration; its coordinator's port is not 0.
+        deployment: the configuration.
         config_file: where `deployment` was read from; the coordinator reads its sections there.
         log: takes the output of all.
         max_crashes: give up when one process has crashed so often; never if None.
@@ -57,7 +57,6 @@ def deployment_children(
     children = [Child(spec, log, max_crashes=max_crashes) for spec in workers]
     if deployment.join is not None:
         return None, children
-    assert deployment.coordinator.port, "the coordinator's port must be chosen before workers start"
     return Child(coordinator, log, max_crashes=max_crashes), children
 
 
