@@ -11,6 +11,7 @@ from epd.transfer.base import (
 from epd.transfer.loopback import Fault, FaultKind, LoopbackEngine, LoopbackNetwork
 from epd.transfer.memory import HostMemory
 from epd.transfer.mooncake import MooncakeEngine, environment
+from epd.transfer.waiting_line import WaitingLine
 
 __all__ = [
     "QUARANTINE_S",
@@ -27,5 +28,6 @@ __all__ = [
     "Region",
     "TransferEngine",
     "TransferStats",
+    "WaitingLine",
     "environment",
 ]
