@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -19,6 +20,7 @@ from epd.api.errors import Handler, errors_middleware
 from epd.api.internal import InternalEndpoints
 from epd.api.public import PublicEndpoints
 from epd.auth import APIKeys, ClusterToken, load_api_keys, load_token
+from epd.background import keep_running
 from epd.clock import Clock, SystemClock
 from epd.config import CoordinatorConfig
 from epd.coordinator.client import WorkerClient
@@ -82,9 +84,10 @@ async def build_coordinator(
             heartbeat_s=config.lease.heartbeat_s,
             lease_s=config.lease.lease_s,
         )
+        expiry = partial(expire_leases, registry, clock, config.lease.heartbeat_s)
         tasks = [
-            asyncio.create_task(expire_leases(registry, clock, config.lease.heartbeat_s)),
-            *(asyncio.create_task(watch.run()) for watch in watches),
+            asyncio.create_task(keep_running("the expiry of leases", expiry)),
+            *(asyncio.create_task(keep_running(str(watch), watch.run)) for watch in watches),
         ]
         try:
             yield coordinator

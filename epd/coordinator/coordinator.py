@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.auth import ClusterToken
+from epd.background import log_crash
 from epd.clock import Clock
 from epd.config import CoordinatorConfig
 from epd.coordinator.client import WorkerClient
@@ -281,6 +282,7 @@ class Coordinator:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        task.add_done_callback(log_crash)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests; give those in flight `timeout_s`, then fail them."""

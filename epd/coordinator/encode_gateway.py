@@ -169,6 +169,11 @@ class EncodeGateway:
         except EPDError as error:
             part.give_up(error)
             raise
+        except Exception as exc:  # the root of a task: whoever waits for the part must hear of it
+            logger.exception("an image part could not be placed")
+            error = EPDError("internal error: see the coordinator's log")
+            part.give_up(error)
+            raise error from exc
 
     async def _encode_at(self, flight: _Flight, part: Part, worker: Worker) -> dict[str, Any]:
         """One try. A worker that takes a part over is told the receivers that others had taken."""

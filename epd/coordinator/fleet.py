@@ -63,6 +63,9 @@ class ServerWatch:
         self._epoch = 0
         self._reported_s = float("-inf")
 
+    def __str__(self) -> str:
+        return f"the watch of {self._server.url}"
+
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:

@@ -14,6 +14,7 @@ import pytest
 
 from epd.api import chat
 from epd.api.chat import ClientSink
+from epd.coordinator.client import WorkerClient
 from epd.types import Stage, WorkerState
 from tests.fakes.deployment import ONE_OF_EACH, TOKEN, chat_body, deployed, image_part
 
@@ -364,6 +365,22 @@ async def test_an_abort_that_a_worker_refuses_is_only_logged(
         assert (await d.chat()).status in (400, 502)
         await d.settle()
     assert "never retrieved" not in caplog.text
+
+
+async def test_an_abort_that_crashes_is_logged_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def bug(*_: object) -> None:
+        raise KeyError("bug")
+
+    async with deployed() as d:
+        d.prefill.faults.status = 400
+        monkeypatch.setattr(WorkerClient, "abort", bug)
+        assert (await d.chat()).status == 400
+        await d.settle()
+    crashes = [record for record in caplog.records if "crashed" in record.getMessage()]
+    assert len(crashes) == 2, "one for each worker"
+    assert "KeyError: 'bug'" in caplog.text
 
 
 async def test_a_slow_reader_holds_back_decode_instead_of_filling_memory(

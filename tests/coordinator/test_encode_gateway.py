@@ -181,6 +181,22 @@ async def test_an_encode_worker_that_dies_while_encoding_fails_the_request_at_on
         assert (await d.chat()).status == 200, "text needs no encode worker"
 
 
+async def test_a_bug_in_placing_a_part_is_logged_and_told_to_all_who_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bug(_: object) -> None:
+        raise KeyError("inner detail")
+
+    async with flight() as (d, f):
+        monkeypatch.setattr(d.coordinator.gateway.placement, "_policy", bug)
+        waiting = asyncio.create_task(f.metadata())
+        await asyncio.sleep(0.05)
+        for answer in (await f.encode(), await waiting):
+            assert answer.status == 500
+            assert answer.error["message"] == "internal error: see the coordinator's log"
+    assert "KeyError: 'inner detail'" in caplog.text
+
+
 async def test_a_part_on_a_frozen_encode_worker_goes_to_its_next_life() -> None:
     async with deployed() as d:
         d.encode.faults.hold = asyncio.Event()

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from epd.background import log_crash
 from epd.clock import Clock, SystemClock
 from epd.errors import ConfigError, WorkerError
 from epd.pools.local.backoff import Backoff
@@ -137,7 +138,8 @@ class Child:
             os.close(write_end)
         self._process = process
         self.num_starts += 1
-        relay = asyncio.create_task(self._relay(output))
+        relay = asyncio.create_task(self._relay(output), name=f"output of {self.spec.name}")
+        relay.add_done_callback(log_crash)
         try:
             # Asked while the process was being made, when there was nothing to signal yet.
             if self._is_killed:
