@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from aiohttp import web
 
 from epd.api.errors import error_event, too_large
+from epd.api.writing import hang_up
 from epd.coordinator.coordinator import Coordinator
 from epd.error_response import REQUEST_ID_HEADER
 from epd.errors import AbortedError, BadRequestError, EPDError
@@ -80,8 +81,8 @@ class ClientSink:
         finally:
             # Also on CancelledError: aiohttp 3.14 raises it, though nobody cancels, from each
             # write that has to wait after one that was cancelled while it waited.
-            if not is_told and self._request.transport is not None:
-                self._request.transport.abort()
+            if not is_told:
+                hang_up(self._request)
 
 
 class ChatEndpoint:

@@ -19,6 +19,7 @@ from epd.api.chat import ChatEndpoint
 from epd.api.errors import Handler, errors_middleware
 from epd.api.internal import InternalEndpoints
 from epd.api.public import PublicEndpoints
+from epd.api.writing import finish_within
 from epd.auth import APIKeys, ClusterToken, load_api_keys, load_token
 from epd.background import keep_running
 from epd.clock import Clock, SystemClock
@@ -108,7 +109,11 @@ def build_app(
 ) -> web.Application:
     """The aiohttp application: routes and who may use them."""
     app = web.Application(
-        middlewares=[errors_middleware, _authentication(token, api_keys)],
+        middlewares=[
+            finish_within(config.requests.total_s),
+            errors_middleware,
+            _authentication(token, api_keys),
+        ],
         client_max_size=config.requests.max_body_bytes,
     )
     chat = ChatEndpoint(coordinator)

@@ -97,7 +97,7 @@ class RequestConfig(_Section):
     first_token_s: Seconds = 60.0
     """No first token by then: the request ends with 504."""
     stall_s: Seconds = 30.0
-    """No byte from the decode worker for so long: the request ends with an error."""
+    """No byte from the decode worker, or none read by the client, for so long: an error ends it."""
     total_s: Seconds = 600.0
     """A request that takes longer ends with an error."""
 

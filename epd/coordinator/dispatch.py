@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _PATH = "/v1/chat/completions"
 _PREFILL_GRACE_S = 1.0
+_PIECE_BYTES = 2**16
 _EVENT_END = b"\n\n"
 # Neither can be part of a token's text: inside JSON a quote and a line end are escaped.
 _ERROR_EVENT = b'data: {"error"'
@@ -97,6 +98,7 @@ class Dispatch:
         self._is_stream = is_stream
         self._handed_over = asyncio.Event()  # decode has the KV: prefill is no longer needed
         self._is_received = False  # the answer is all here: decode is no longer needed
+        self._deadline_moved = asyncio.Event()  # nearer: progress only puts it off
         self._progress_s = clock.monotonic()
         self._awaited = "the first token did not come"
 
@@ -151,13 +153,22 @@ class Dispatch:
             else:
                 answer = await self._client.read(worker, response)
                 self._is_received = True
-                self._awaited = "the client did not read"
-                await sink.start(response.content_type)
-                await sink.write(answer)
-                self._record.is_answered = True
-                await sink.finish()
+                self._hand_over()
+                await self._relay_answer(answer, response.content_type, sink)
         finally:
             response.release()
+
+    async def _relay_answer(self, answer: bytes, content_type: str, sink: Sink) -> None:
+        """Relay a whole answer in pieces, so that a client that reads slowly is seen to read."""
+        self._progress_s = self._clock.monotonic()
+        self._awaited = "the client did not read"
+        self._deadline_moved.set()
+        await sink.start(content_type)
+        for start in range(0, len(answer), _PIECE_BYTES):
+            await sink.write(answer[start : start + _PIECE_BYTES])
+            self._progress_s = self._clock.monotonic()
+        self._record.is_answered = True
+        await sink.finish()
 
     async def _relay_events(self, response: aiohttp.ClientResponse, sink: Sink) -> None:
         """Relay whole events, so that an error event never lands in the middle of another."""
@@ -199,6 +210,7 @@ class Dispatch:
             self._handed_over.set()
             self._progress_s = self._clock.monotonic()
             self._awaited = "the next token did not come"
+            self._deadline_moved.set()
 
     async def _watch_clock(self) -> None:
         """The one timer of this request: first token, stall and total deadline."""
@@ -208,20 +220,18 @@ class Dispatch:
             if not self._handed_over.is_set():
                 first_token_s = limits.first_token_s
                 deadlines.append((record.created_s + first_token_s, self._awaited, first_token_s))
-            elif self._is_stream or record.is_answered:
+            elif self._is_stream or self._is_received:
                 # A whole answer shows no progress until it is there.
                 deadlines.append((self._progress_s + limits.stall_s, self._awaited, limits.stall_s))
             deadline_s, what, limit_s = min(deadlines)
             remaining_s = deadline_s - self._clock.monotonic()
             if remaining_s <= 0:
                 raise DeadlineError(f"the request was ended: {what} within {limit_s:g} s")
-            if self._handed_over.is_set():
-                await asyncio.sleep(remaining_s)  # progress only puts the deadline off
-            else:
-                # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(remaining_s):
-                        await self._handed_over.wait()
+            # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(remaining_s):
+                    await self._deadline_moved.wait()
+            self._deadline_moved.clear()
 
 
 async def _watch(worker: Worker, is_needed: Callable[[], bool]) -> None:

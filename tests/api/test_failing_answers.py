@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from epd.api.chat import ClientSink
+from epd.api.errors import Handler
+from epd.api.writing import finish_within
 from epd.error_response import error_response
 from epd.errors import EPDError, OverloadedError, WorkerError
 from epd.types import RequestId
@@ -39,6 +44,37 @@ async def test_an_error_amid_a_whole_answer_cuts_it_off_instead_of_spoiling_its_
             await response.read()
 
 
+async def test_a_peer_that_does_not_read_an_answer_is_hung_up_on() -> None:
+    body = bytes(2**24)
+
+    async def large(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    async with served(large, finish_within(0.2)) as (response, runner):
+        assert runner.server is not None
+        async with asyncio.timeout(5):
+            while runner.server.connections:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.01)
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
+    async with served(large, finish_within(60)) as (response, _):
+        assert await response.read() == body
+
+
+async def test_an_answer_whose_end_was_given_up_is_hung_up_on_at_once() -> None:
+    async def given_up(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await response.write(bytes(2**24))
+        return response
+
+    async with served(given_up, finish_within(60)) as (response, _):
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
+
+
 @asynccontextmanager
 async def failing_after(content_type: str, begun: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
     """The response to a request whose answer fails once `begun` has been sent."""
@@ -51,8 +87,17 @@ async def failing_after(content_type: str, begun: bytes) -> AsyncGenerator[aioht
         assert sink.response is not None
         return sink.response
 
-    app = web.Application()
-    app.router.add_get("/", handle)
+    async with served(handle) as (response, _):
+        yield response
+
+
+@asynccontextmanager
+async def served(
+    handler: Handler, *middlewares: Middleware
+) -> AsyncGenerator[tuple[aiohttp.ClientResponse, web.AppRunner]]:
+    """The response, headers read, to a request that `handler` answers."""
+    app = web.Application(middlewares=middlewares)
+    app.router.add_get("/", handler)
     runner = web.AppRunner(app)
     await runner.setup()
     try:
@@ -62,6 +107,6 @@ async def failing_after(content_type: str, begun: bytes) -> AsyncGenerator[aioht
             aiohttp.ClientSession() as session,
             session.get(f"http://{host}:{port}/") as response,
         ):
-            yield response
+            yield response, runner
     finally:
         await runner.cleanup()

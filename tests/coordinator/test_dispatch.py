@@ -19,6 +19,7 @@ from epd.types import Stage, WorkerState
 from tests.fakes.deployment import ONE_OF_EACH, TOKEN, chat_body, deployed, image_part
 
 CHAT = "/v1/chat/completions"
+LONG = {"long": "x" * 2**24}  # more than the buffers between the coordinator and a client
 NEVER = asyncio.Event
 
 
@@ -345,13 +346,12 @@ async def test_an_answer_is_whole_although_prefill_never_says_that_it_is_done() 
 
 
 async def test_a_decode_worker_lost_after_its_whole_answer_is_not_missed() -> None:
-    answer = {"long": "x" * 2**24}  # more than the buffers of a client that does not read yet
     async with deployed() as d:
         for worker in (d.prefill, d.decode):
-            worker.faults.status, worker.faults.body = 200, answer
+            worker.faults.status, worker.faults.body = 200, LONG
         async with d.session.post(d.url + CHAT, json=chat_body()) as response:
             await d.decode.register(epoch=2)  # the life that answered is over
-            assert await response.json() == answer
+            assert await response.json() == LONG
         await d.settle()
         assert (await d.last_record())["outcome"] == "finished"
 
@@ -402,6 +402,39 @@ async def test_a_slow_reader_holds_back_decode_instead_of_filling_memory(
                 await response.read()
         record = await d.last_record()
         assert (record["outcome"], record["error_code"]) == ("failed", "deadline_exceeded")
+
+
+async def test_a_client_that_does_not_read_a_whole_answer_is_hung_up_on() -> None:
+    async with deployed(requests={"stall_s": 0.3}) as d:
+        for worker in (d.prefill, d.decode):
+            worker.faults.status, worker.faults.body = 200, LONG
+        async with d.session.post(d.url + CHAT, json=chat_body()) as response:
+            began_s = time.monotonic()
+            await d.settle()
+            assert time.monotonic() - began_s < 5, "long before the deadline of the request"
+            async with asyncio.timeout(5):
+                while d.is_connected(response):  # noqa: ASYNC110 - the server tells nobody
+                    await asyncio.sleep(0.01)
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+        record = await d.last_record()
+        assert (record["outcome"], record["error_code"]) == ("failed", "deadline_exceeded")
+
+
+async def test_a_client_that_reads_a_whole_answer_slowly_gets_all_of_it() -> None:
+    stall_s = 1.0
+    async with deployed(requests={"stall_s": stall_s}) as d:
+        for worker in (d.prefill, d.decode):
+            worker.faults.status, worker.faults.body = 200, LONG
+        async with d.session.post(d.url + CHAT, json=chat_body()) as response:
+            began_s, num_bytes = time.monotonic(), 0
+            while num_bytes < 2**24:
+                num_bytes += len(await response.content.readexactly(2**20))
+                await asyncio.sleep(stall_s / 8)
+            assert (await response.content.read()).endswith(b"}")
+            assert time.monotonic() - began_s > stall_s
+        await d.settle()
+        assert (await d.last_record())["outcome"] == "finished"
 
 
 async def test_many_streams_at_once_all_finish() -> None:
