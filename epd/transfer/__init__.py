@@ -1,6 +1,6 @@
 """The data plane: registered memory, and writes from one worker's memory into another's."""
 
-from epd.transfer.arena import Arena, ArenaStats, Region
+from epd.transfer.arena import Arena, ArenaStats, Region, RegionCache
 from epd.transfer.base import (
     QUARANTINE_S,
     Block,
@@ -26,6 +26,7 @@ __all__ = [
     "MooncakeEngine",
     "OnSettled",
     "Region",
+    "RegionCache",
     "TransferEngine",
     "TransferStats",
     "WaitingLine",

@@ -7,11 +7,13 @@ tensor) nor touch it. Called by the torch engine on its event loop; not thread-s
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from epd.clock import Clock, SystemClock
 from epd.errors import OverloadedError
-from epd.transfer.spans import FreeSpans
+from epd.transfer.spans import FreeSpans, Span
 from epd.transfer.waiting_line import WaitingLine
 
 
@@ -40,6 +42,18 @@ class ArenaStats:
     num_waiters: int
 
 
+class RegionCache(Protocol):
+    """Holds regions of an arena that it can do without when others need the room."""
+
+    def expendable(self) -> Iterator[Region]:
+        """Regions that may be taken away, those first that are missed least."""
+        ...
+
+    def lose(self, region: Region) -> None:
+        """The region has been taken away. Must not call the arena."""
+        ...
+
+
 _Want = tuple[int, str]
 """(nbytes, owner)"""
 
@@ -52,6 +66,7 @@ class Arena:
         nbytes: its length; capacity is what is left of it after alignment.
         alignment: region addresses are multiples of it, and space is taken in units of it.
         clock: decides when a quarantine is over.
+        cache: gives way to those who ask for room, as far as that helps them.
         first_generation: u64; start from something unique to the process (its epoch, say) where
             a stale descriptor of an earlier process could otherwise match.
     """
@@ -63,6 +78,7 @@ class Arena:
         *,
         alignment: int = 256,
         clock: Clock | None = None,
+        cache: RegionCache | None = None,
         first_generation: int = 1,
     ) -> None:
         if alignment < 1:
@@ -74,6 +90,7 @@ class Arena:
         self.address = address
         self.alignment = alignment
         self.capacity_bytes = capacity
+        self._cache = cache
         self._generations = itertools.count(first_generation)
         self._free = FreeSpans([(first, capacity)])
         self._held: dict[int, Region] = {}
@@ -126,6 +143,10 @@ class Arena:
         self._forget(region)
         self._line.quarantine(region, for_s)
 
+    def serve(self) -> None:
+        """Look after those who wait: the cache can do without more than before."""
+        self._line.serve()
+
     def stats(self) -> ArenaStats:
         """Numbers as of now; quarantines that are over count as free."""
         self._line.serve()
@@ -154,6 +175,9 @@ class Arena:
         nbytes, owner = want
         reserved = self._reserved(nbytes)
         offset = self._free.take(reserved)
+        if offset is None and self._cache is not None:
+            self._evict(reserved, self._cache)
+            offset = self._free.take(reserved)
         if offset is None:
             return None
         region = Region(offset, nbytes, next(self._generations), owner)
@@ -161,6 +185,19 @@ class Arena:
         self._used_bytes += reserved
         self._peak_used_bytes = max(self._peak_used_bytes, self._used_bytes)
         return region
+
+    def _evict(self, reserved: int, cache: RegionCache) -> None:
+        """Take away what is in the way of so many bytes; nothing if that would not be enough."""
+        regions: dict[int, Region] = {}
+
+        def spans() -> Iterator[Span]:
+            for region in cache.expendable():
+                regions[region.offset] = region
+                yield region.offset, self._reserved(region.nbytes)
+
+        for offset, _ in self._free.in_the_way(reserved, spans()):
+            self._put_back(regions[offset])
+            cache.lose(regions[offset])
 
     def _put_back(self, region: Region) -> None:
         if region.generation in self._held:  # unlike after a quarantine

@@ -47,3 +47,33 @@ class FreeSpans:
             offset, nbytes = before[0], before[1] + nbytes
         insort(self._spans, (offset, nbytes))
         return offset, nbytes
+
+    def in_the_way(self, nbytes: int, taken: Iterable[Span]) -> list[Span]:
+        """Which of the `taken` spans to free so that one of `nbytes` is free; changes nothing.
+
+        They come cheapest first, and none is looked at that is dearer than it must be. Each one
+        returned is needed. Empty if all of them together would not be enough.
+        """
+        future = FreeSpans(self._spans)
+        freed: list[Span] = []
+        for span in taken:
+            freed.append(span)
+            start, length = future.add(*span)
+            if length >= nbytes:
+                return _spare(freed, start, start + length, nbytes)
+        return []
+
+
+def _spare(freed: list[Span], start: int, end: int, nbytes: int) -> list[Span]:
+    """Those of `freed` that a gap of `nbytes` between `start` and `end` needs, dear ones spared.
+
+    The last of them closed the gap, so it is needed.
+    """
+    for offset, size in reversed(freed[:-1]):
+        if not start <= offset < end:
+            continue
+        if end - (offset + size) >= nbytes:
+            start = offset + size
+        elif offset - start >= nbytes:
+            end = offset
+    return [span for span in freed if start <= span[0] < end]

@@ -90,7 +90,7 @@ async def _build_encode(
     tower = await shell.compute.run(load_vision, path, config.device)
     processor = ImageProcessor(path)
     buffer = registered_buffer(config.embedding_bytes, config.device, transfer)
-    store = EmbeddingStore(Arena(buffer.data_ptr(), buffer.numel(), clock=shell.clock))
+    store = EmbeddingStore(buffer.data_ptr(), buffer.numel(), shell.clock)
     return EncodeWorker(
         shell,
         processor=processor,

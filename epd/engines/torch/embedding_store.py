@@ -1,7 +1,7 @@
 """The encode worker's embeddings: a byte-budgeted arena that is also a cache by content.
 
 An entry is pinned by everybody who waits for it or holds it for a prefill worker; an unpinned one
-stays as a cache until its room is needed, least recently used first. An image that is wanted twice
+stays as a cache until it is in the way, least recently used first. An image that is wanted twice
 at the same time is encoded once; who no longer wants it leaves, and the last to leave stops it.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from encoders import ImageGrid
+from epd.clock import Clock
 from epd.errors import MediaError, WorkerError
 from epd.transfer import Arena, Region
 
@@ -47,10 +48,16 @@ class Entry:
 
 
 class EmbeddingStore:
-    """Owns the entries and their regions. Used on the event loop only."""
+    """Owns the entries and their regions. Used on the event loop only.
 
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
+    Args:
+        address: start of the arena's memory.
+        nbytes: its length.
+        clock: the arena's.
+    """
+
+    def __init__(self, address: int, nbytes: int, clock: Clock) -> None:
+        self.arena = Arena(address, nbytes, clock=clock, cache=self)
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,11 +108,10 @@ class EmbeddingStore:
             entry.task.cancel()
         elif _is_stored(entry) and self._entries.get(entry.key) is entry:
             self._entries.move_to_end(entry.key)
-            if self.arena.stats().num_waiters:
-                self._evict(entry)
+            self.arena.serve()
 
-    async def reserve(self, nbytes: int, owner: str, timeout_s: float) -> Region:
-        """Room for one image, at the expense of cached ones that nobody holds.
+    async def reserve(self, nbytes: int, key: str, timeout_s: float) -> Region:
+        """Room for the image of `key`, at the expense of cached ones that nobody holds.
 
         Raises:
             MediaError: the image would not fit an empty arena.
@@ -116,12 +122,17 @@ class EmbeddingStore:
                 f"the image's embeddings take {nbytes} bytes, more than this deployment's "
                 f"{self.arena.capacity_bytes}: send a smaller image"
             )
-        while (region := self.arena.try_allocate(nbytes, owner)) is None:
-            oldest = next((e for e in self._entries.values() if _is_cached(e)), None)
-            if oldest is None:
-                return await self.arena.allocate(nbytes, owner, timeout_s)
-            self._evict(oldest)
-        return region
+        return await self.arena.allocate(nbytes, key, timeout_s)
+
+    def expendable(self) -> Iterator[Region]:
+        """Of images that nobody holds, the least recently used first. See `RegionCache`."""
+        for entry in self._entries.values():
+            if not entry.num_pins and _is_stored(entry):
+                yield entry.task.result().region
+
+    def lose(self, region: Region) -> None:
+        """See `RegionCache`."""
+        del self._entries[region.owner]
 
     async def close(self) -> None:
         """Stop what is being encoded."""
@@ -145,10 +156,6 @@ class EmbeddingStore:
             # It was given up, but finished all the same.
             self.arena.release(entry.task.result().region)
 
-    def _evict(self, entry: Entry) -> None:
-        self._forget(entry)
-        self.arena.release(entry.task.result().region)
-
     def _forget(self, entry: Entry) -> None:
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
@@ -157,7 +164,3 @@ class EmbeddingStore:
 def _is_stored(entry: Entry) -> bool:
     task = entry.task
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-def _is_cached(entry: Entry) -> bool:
-    return not entry.num_pins and _is_stored(entry)

@@ -181,24 +181,25 @@ class EncodeWorker:
         if reference.content_hash is None:
             data = await fetch_image(self._shell.peers.session, reference, self._timeout_s)
             reference.content_hash = await asyncio.to_thread(content_hash_of, data)
+        content_hash = reference.content_hash
         entry, is_hit = self._store.pin(
-            f"{self._fingerprint}:{reference.content_hash}", lambda: self._produce(reference, data)
+            content_hash, lambda: self._produce(content_hash, reference, data)
         )
         if is_hit:
             self._shell.metrics.cache_hits.inc()
         return entry
 
-    async def _produce(self, reference: ImageReference, data: bytes | None) -> Stored:
+    async def _produce(self, key: str, reference: ImageReference, data: bytes | None) -> Stored:
         """Fetch and encode one image into a region of the arena."""
         if data is None:
             data = await fetch_image(self._shell.peers.session, reference, self._timeout_s)
         patches = await self._pixels.run(self._processor.patches, data)
-        return await self._place(patches, owner=reference.content_hash or "")
+        return await self._place(key, patches)
 
-    async def _place(self, patches: Patches, owner: str) -> Stored:
+    async def _place(self, key: str, patches: Patches) -> Stored:
         num_tokens = patches.grid.num_patches // self._budget.merge_size**2
         nbytes = num_tokens * self._hidden_size * self._dtype.itemsize
-        region = await self._store.reserve(nbytes, owner, self._timeout_s)
+        region = await self._store.reserve(nbytes, key, self._timeout_s)
         try:
             offset = self._store.arena.address_of(region) - self._buffer.data_ptr()
             destination = rows(self._buffer, offset, num_tokens, self._hidden_size, self._dtype)

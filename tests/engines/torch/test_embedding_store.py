@@ -6,14 +6,13 @@ from encoders import ImageGrid
 from epd.clock import FakeClock
 from epd.engines.torch.embedding_store import EmbeddingStore, Entry, Stored
 from epd.errors import MediaError, OverloadedError
-from epd.transfer import Arena
 
 SIZE = 256
 
 
 @pytest.fixture
 def store() -> EmbeddingStore:
-    return EmbeddingStore(Arena(1 << 20, 3 * SIZE, clock=FakeClock()))
+    return EmbeddingStore(1 << 20, 3 * SIZE, FakeClock())
 
 
 class Maker:
@@ -25,23 +24,29 @@ class Maker:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def make(self) -> Stored:
-        self.num_calls += 1
-        await self.go.wait()
-        region = await self.store.reserve(SIZE, "test", 0.05)
-        return Stored(region, ImageGrid(1, 2, 2), 1)
+    def pin(self, key: str, nbytes: int = SIZE) -> tuple[Entry, bool]:
+        return self.store.pin(key, lambda: self._make(key, nbytes))
 
-    async def stored(self, key: str) -> Entry:
-        entry, _ = self.store.pin(key, self.make)
+    async def stored(self, key: str, nbytes: int = SIZE) -> Entry:
+        entry, _ = self.pin(key, nbytes)
         await entry.stored()
         return entry
+
+    async def cached(self, key: str, nbytes: int = SIZE) -> None:
+        self.store.unpin(await self.stored(key, nbytes))
+
+    async def _make(self, key: str, nbytes: int) -> Stored:
+        self.num_calls += 1
+        await self.go.wait()
+        region = await self.store.reserve(nbytes, key, 0.05)
+        return Stored(region, ImageGrid(1, 2, 2), 1)
 
 
 async def test_an_image_wanted_twice_at_once_is_encoded_once(store: EmbeddingStore):
     maker = Maker(store)
     maker.go.clear()
-    first, is_hit = store.pin("a", maker.make)
-    second, is_second_hit = store.pin("a", maker.make)
+    first, is_hit = maker.pin("a")
+    second, is_second_hit = maker.pin("a")
     assert (first is second, is_hit, is_second_hit) == (True, False, True)
     maker.go.set()
     assert await first.stored() == await second.stored()
@@ -57,8 +62,8 @@ async def test_an_image_wanted_twice_at_once_is_encoded_once(store: EmbeddingSto
 async def test_one_who_leaves_does_not_stop_the_other_and_the_last_one_does(store: EmbeddingStore):
     maker = Maker(store)
     maker.go.clear()
-    entry, _ = store.pin("a", maker.make)
-    store.pin("a", maker.make)
+    entry, _ = maker.pin("a")
+    maker.pin("a")
     await asyncio.sleep(0)
     store.unpin(entry)
     await asyncio.sleep(0)
@@ -66,7 +71,7 @@ async def test_one_who_leaves_does_not_stop_the_other_and_the_last_one_does(stor
     store.unpin(entry)
     await asyncio.gather(entry.task, return_exceptions=True)
     assert entry.task.cancelled()
-    newcomer, is_hit = store.pin("a", maker.make)
+    newcomer, is_hit = maker.pin("a")
     assert not is_hit
     maker.go.set()
     await newcomer.stored()
@@ -82,9 +87,46 @@ async def test_the_least_recently_used_unpinned_image_makes_room(store: Embeddin
     store.add_pin(entries["a"])
     store.unpin(entries["a"])  # now used more recently than b
     await maker.stored("d")
-    assert store.pin("a", maker.make)[1]
-    assert not store.pin("b", maker.make)[1]
+    assert maker.pin("a")[1]
+    assert not maker.pin("b")[1]
     await store.close()
+
+
+async def test_no_more_images_go_than_are_in_the_way(store: EmbeddingStore):
+    maker = Maker(store)
+    for key in "abc":
+        await maker.cached(key)
+    await maker.stored("d")
+    assert [maker.pin(key)[1] for key in "bc"] == [True, True]
+    assert store.arena.stats().used_bytes == 3 * SIZE
+
+
+async def test_cached_images_stay_while_their_room_would_not_be_enough(store: EmbeddingStore):
+    maker = Maker(store)
+    held = await maker.stored("a")
+    await maker.cached("b")
+    waiting = asyncio.create_task(maker.stored("large", 3 * SIZE))
+    await asyncio.sleep(0.01)
+    assert store.arena.stats().used_bytes == 2 * SIZE, "b makes way when that is enough"
+    store.unpin(held)
+    await waiting
+    assert store.arena.stats().num_regions == 1
+
+
+async def test_who_waits_for_room_costs_nobody_else_a_cached_image(store: EmbeddingStore):
+    maker = Maker(store)
+    held = await maker.stored("a")
+    await maker.cached("b")
+    first = asyncio.create_task(maker.stored("large", 3 * SIZE))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(maker.stored("small"))
+    await asyncio.sleep(0.01)
+    assert store.arena.stats().num_waiters == 2
+    assert store.arena.stats().used_bytes == 2 * SIZE
+    store.unpin(held)
+    store.unpin(await first)
+    await second
+    assert store.arena.stats().num_regions == 1
 
 
 async def test_pinned_images_stay_and_a_newcomer_waits_for_one_to_go(store: EmbeddingStore):
@@ -102,11 +144,11 @@ async def test_no_room_in_time_is_told_and_leaves_no_entry(store: EmbeddingStore
     maker = Maker(store)
     for key in "abc":
         await maker.stored(key)
-    entry, _ = store.pin("d", maker.make)
+    entry, _ = maker.pin("d")
     with pytest.raises(OverloadedError):
         await entry.stored()
     store.unpin(entry)
-    assert not store.pin("d", maker.make)[1], "a failure is not cached"
+    assert not maker.pin("d")[1], "a failure is not cached"
     await store.close()
 
 
