@@ -425,7 +425,8 @@ async def test_a_draining_worker_finishes_its_stream_and_refuses_new_work(
         assert (await running).chunks[-1] == "[DONE]"
         async with asyncio.timeout(5):
             await worker.task
-    assert cluster.coordinator.reports[-1].state == "gone"
+    reports = [r for r in cluster.coordinator.reports if r.stage is Stage.DECODE]
+    assert reports[-1].state == "gone"
 
 
 async def test_workers_refuse_a_wrong_token(cluster: Cluster):
