@@ -1,6 +1,7 @@
 """Configuration: its schema, and how a file and options become one."""
 
 from epd.config.load import build, load_coordinator, load_deployment
+from epd.config.routing import LinkConfig, RoutingConfig
 from epd.config.schema import (
     CoordinatorConfig,
     DeploymentConfig,
@@ -18,10 +19,12 @@ __all__ = [
     "DeploymentConfig",
     "ExistingServer",
     "LeaseConfig",
+    "LinkConfig",
     "MediaConfig",
     "PoolConfig",
     "PoolsConfig",
     "RequestConfig",
+    "RoutingConfig",
     "WorkerConfig",
     "build",
     "load_coordinator",

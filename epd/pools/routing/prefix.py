@@ -1,0 +1,28 @@
+"""Prefix: a prompt goes where the least is left to compute before it is done."""
+
+from __future__ import annotations
+
+from epd.pools.routing.snapshot import Choice, Snapshot
+
+
+def prefix(snapshot: Snapshot, *, backlog_weight: float) -> Choice:
+    """The least cost; ties go to whoever was chosen longest ago.
+
+        cost = prompt tokens without the known prefix + backlog_weight · backlog + link tokens
+
+    So a known prefix of p tokens is worth a wait behind p / backlog_weight tokens more, and no
+    longer one.
+    """
+    num_tokens = snapshot.work.num_tokens
+    best = min(
+        snapshot.candidates,
+        key=lambda c: (
+            num_tokens - c.hit_tokens + backlog_weight * c.tokens_in_flight + c.link_tokens,
+            c.last_turn,
+            c.worker_id,
+        ),
+    )
+    reason = (
+        f"prefix of {best.hit_tokens} of {num_tokens} tokens, {best.tokens_in_flight} tokens ahead"
+    )
+    return Choice(best, reason)
