@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from epd.config import WorkerConfig
+from epd.engines.contract.context_limits import ContextLimits
 from epd.engines.shell import Shell, StageWorker
-from epd.engines.torch.chat_options import ContextLimits
 from epd.engines.torch.checkpoint import (
     Checkpoint,
     default_dtype,

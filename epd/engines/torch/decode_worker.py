@@ -16,10 +16,11 @@ from typing import Any
 from aiohttp import web
 from tokenizers import Tokenizer
 
+from epd.engines.contract.answer_stream import AnswerStream
+from epd.engines.contract.answers import DONE_EVENT, Answer
+from epd.engines.contract.context_limits import ContextLimits
 from epd.engines.shell import Shell
-from epd.engines.torch.answer_stream import AnswerStream
-from epd.engines.torch.answers import DONE_EVENT, Answer
-from epd.engines.torch.chat_options import ContextLimits, check_supported, sampling_of
+from epd.engines.torch.chat_options import check_supported, sampling_of
 from epd.engines.torch.decode_loop import DecodeLoop, Running
 from epd.engines.torch.detokenizer import Detokenizer, TextDelta
 from epd.engines.torch.engine import DecodeSlot

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from epd.engines.contract.room_calls import RoomCalls
 from epd.engines.shell import PeerClient, WorkerMetrics
 from epd.engines.torch.kv_lender import KVLender
-from epd.errors import BadRequestError, TransferError, WorkerError
+from epd.errors import TransferError, WorkerError
 from epd.transfer import QUARANTINE_S, TransferEngine
-from epd.wire import ChatRequest, KVLayout, RoomDescriptor, RoomSendRequest, SendResponse
-
-_PREFILL = "the prefill worker"
+from epd.wire import ChatRequest, KVLayout, RoomDescriptor, RoomSendRequest
 
 
 class KVIntake:
@@ -25,7 +24,7 @@ class KVIntake:
         timeout_s: float,
     ) -> None:
         """Wire the parts together; `timeout_s` bounds each single wait of a request."""
-        self._peers = peers
+        self._rooms = RoomCalls(peers, timeout_s)
         self._lender = lender
         self._transfer = transfer
         self._layout = layout
@@ -38,9 +37,7 @@ class KVIntake:
         Raises:
             EPDError: prefill failed, with the error that its own client gets.
         """
-        descriptor = await self._peers.call(
-            "GET", room_url(chat), RoomDescriptor, peer=_PREFILL, timeout_s=self._timeout_s
-        )
+        descriptor = await self._rooms.describe(chat)
         self._check(descriptor)
         return descriptor
 
@@ -56,17 +53,13 @@ class KVIntake:
         block_ids = await self._lender.lend(num_tokens, self._timeout_s)
         offered, rest = block_ids[: descriptor.num_blocks], block_ids[descriptor.num_blocks :]
         try:
-            answer = await self._peers.call(
-                "POST",
-                f"{room_url(chat)}/send",
-                SendResponse,
-                peer=_PREFILL,
-                message=RoomSendRequest(
+            answer = await self._rooms.send(
+                chat,
+                RoomSendRequest(
                     generation=descriptor.generation,
                     session_id=self._transfer.session_id,
                     block_addresses=self._lender.addresses(offered),
                 ),
-                timeout_s=self._timeout_s,
             )
             expected = len(offered) * self._lender.pool.shape.block_bytes
             if answer.nbytes != expected:
@@ -90,19 +83,3 @@ class KVIntake:
             raise WorkerError(
                 f"prefill offers {descriptor.num_blocks} blocks for a prompt of {num_blocks}"
             )
-
-
-def room_url(chat: ChatRequest) -> str:
-    """Where the request's room is.
-
-    Raises:
-        BadRequestError: the request does not say.
-    """
-    host, port, room = chat.bootstrap_host, chat.bootstrap_port, chat.bootstrap_room
-    if host is None or port is None or room is None:
-        raise BadRequestError(
-            "a decode worker needs bootstrap_host, bootstrap_port and bootstrap_room",
-            param="bootstrap_host",
-        )
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}/bootstrap/rooms/{room}"

@@ -15,12 +15,12 @@ from typing import Any
 
 from aiohttp import web
 
+from epd.engines.contract.rooms import OpenRoom, RoomTable
 from epd.engines.shell import Shell
 from epd.engines.torch.chat_options import check_supported
 from epd.engines.torch.embedding_intake import EmbeddingIntake
 from epd.engines.torch.kv_lender import KVLender
 from epd.engines.torch.prefiller import Prefiller
-from epd.engines.torch.rooms import OpenRoom, RoomTable
 from epd.errors import AbortedError, BadRequestError, EPDError, TransferError, WorkerError
 from epd.transfer import Block, TransferEngine
 from epd.types import Room

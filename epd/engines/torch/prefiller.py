@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from epd.engines.contract.context_limits import ContextLimits
 from epd.engines.shell import ComputeThread, Shell
-from epd.engines.torch.chat_options import ContextLimits, sampling_of
+from epd.engines.torch.chat_options import sampling_of
 from epd.engines.torch.embedding_intake import EmbeddingIntake
 from epd.engines.torch.engine import PrefillModel
 from epd.engines.torch.kv_lender import KVLender

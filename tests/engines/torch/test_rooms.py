@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from epd.clock import FakeClock
-from epd.engines.torch.rooms import RoomState, RoomTable
+from epd.engines.contract.rooms import RoomState, RoomTable
 from epd.errors import BadRequestError, DeadlineError, MediaError, WorkerError
 from epd.types import Room
 from epd.wire import KVLayout, RoomDescriptor

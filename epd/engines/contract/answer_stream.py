@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from epd.engines.torch.answers import error_event
+from epd.engines.contract.answers import error_event
 from epd.errors import AbortedError, DeadlineError, EPDError
 
 _HEADERS = {

@@ -1,0 +1,46 @@
+"""How long a conversation may be on a worker, and the error that says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epd.errors import ContextLengthError
+from epd.wire import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """How long a conversation may be on this worker."""
+
+    context_tokens: int
+    """Longest prompt plus answer: the model's limit or the operator's, and what the pool holds."""
+    default_new_tokens: int
+    """Longest answer of a client that sets no limit, so that it cannot take the whole pool."""
+
+    def check(self, num_prompt_tokens: int, request: ChatRequest) -> None:
+        """Refuse a conversation that cannot fit, as OpenAI does, instead of cutting it.
+
+        Raises:
+            ContextLengthError: naming `messages`, or the limit on new tokens if that is too high.
+        """
+        limit = self.context_tokens
+        if num_prompt_tokens + 1 > limit:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens; the context holds {limit}, the "
+                "answer included: shorten the messages or send fewer or smaller images",
+                param="messages",
+            )
+        asked = request.max_new_tokens
+        if asked is not None and num_prompt_tokens + asked > limit:
+            field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+            raise ContextLengthError(
+                f"{num_prompt_tokens} prompt tokens and {field} {asked} exceed the context of "
+                f"{limit} tokens: ask for at most {limit - num_prompt_tokens}",
+                param=field,
+            )
+
+    def max_new_tokens(self, num_prompt_tokens: int, request: ChatRequest) -> int:
+        """The longest answer; `check` has passed."""
+        if request.max_new_tokens is not None:
+            return request.max_new_tokens
+        return min(self.context_tokens - num_prompt_tokens, self.default_new_tokens)
