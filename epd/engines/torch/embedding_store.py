@@ -1,16 +1,22 @@
 """The encode worker's embeddings: a byte-budgeted arena that is also a cache by content.
 
-An entry is pinned by everybody who waits for it or holds it for a prefill worker; an unpinned one
-stays as a cache until it is in the way, least recently used first. An image that is wanted twice
-at the same time is encoded once; who no longer wants it leaves, and the last to leave stops it.
+An entry is pinned while it is encoded for somebody, and while it is sent; both end by themselves.
+In between it is only held, until its prefill worker sends for it: when it is in the way of others
+it goes, and is encoded again once it is sent for. Were it kept, requests that hold some of their
+images here and wait for room for the rest could wait for each other for ever. What nobody holds
+goes first, as in any cache.
+
+An image that is wanted twice at the same time is encoded once; who no longer wants it leaves, and
+the last to leave stops it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from encoders import ImageGrid
 from epd.clock import Clock
@@ -59,22 +65,35 @@ class EmbeddingStore:
     def __init__(self, address: int, nbytes: int, clock: Clock) -> None:
         self.arena = Arena(address, nbytes, clock=clock, cache=self)
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._holds = Counter[str]()
+        self._num_needs = 0
+        """Pins and holds."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._num_pinned = 0
 
     @property
-    def pinned_bytes(self) -> int:
-        """Bytes of embeddings that somebody waits for or holds."""
+    def needed_bytes(self) -> int:
+        """Bytes of embeddings that somebody pins or holds."""
         return sum(
             entry.task.result().region.nbytes
             for entry in self._entries.values()
-            if entry.num_pins and _is_stored(entry)
+            if _is_stored(entry) and (entry.num_pins or self._holds[entry.key])
         )
 
-    async def wait_unpinned(self) -> None:
-        """Return when nobody waits for or holds anything."""
+    async def wait_idle(self) -> None:
+        """Return when nobody pins or holds anything."""
         await self._idle.wait()
+
+    def hold(self, key: str) -> None:
+        """Somebody will send for the image: what nobody holds goes before it."""
+        self._holds[key] += 1
+        self._count_needs(+1)
+
+    def let_go(self, key: str) -> None:
+        """End a hold; the image need not be here any more."""
+        assert self._holds[key] > 0, "let go more often than held"
+        self._holds -= Counter((key,))  # unlike subtract(), forgets what is down to zero
+        self._count_needs(-1)
 
     def pin(self, key: str, encode: Callable[[], Awaitable[Stored]]) -> tuple[Entry, bool]:
         """The entry of `key`, pinned, and whether it was there or under way already.
@@ -86,23 +105,16 @@ class EmbeddingStore:
         is_hit = entry is not None
         if entry is None:
             entry = self._start(key, encode)
-        self.add_pin(entry)
-        return entry, is_hit
-
-    def add_pin(self, entry: Entry) -> None:
-        if entry.num_pins == 0:
-            self._num_pinned += 1
-            self._idle.clear()
         entry.num_pins += 1
+        self._count_needs(+1)
+        return entry, is_hit
 
     def unpin(self, entry: Entry) -> None:
         assert entry.num_pins > 0, "unpinned more often than pinned"
         entry.num_pins -= 1
+        self._count_needs(-1)
         if entry.num_pins:
             return
-        self._num_pinned -= 1
-        if not self._num_pinned:
-            self._idle.set()
         if not entry.task.done():
             self._forget(entry)  # a newcomer must not join what is being stopped
             entry.task.cancel()
@@ -111,7 +123,7 @@ class EmbeddingStore:
             self.arena.serve()
 
     async def reserve(self, nbytes: int, key: str, timeout_s: float) -> Region:
-        """Room for the image of `key`, at the expense of cached ones that nobody holds.
+        """Room for the image of `key`, at the expense of those that nobody pins.
 
         Raises:
             MediaError: the image would not fit an empty arena.
@@ -119,16 +131,22 @@ class EmbeddingStore:
         """
         if nbytes > self.arena.capacity_bytes:
             raise MediaError(
-                f"the image's embeddings take {nbytes} bytes, more than this deployment's "
-                f"{self.arena.capacity_bytes}: send a smaller image"
+                f"the image's embeddings take {nbytes} bytes, more than the "
+                f"{self.arena.capacity_bytes} of an encode worker (embedding_bytes): send a "
+                "smaller image"
             )
         return await self.arena.allocate(nbytes, key, timeout_s)
 
     def expendable(self) -> Iterator[Region]:
-        """Of images that nobody holds, the least recently used first. See `RegionCache`."""
-        for entry in self._entries.values():
-            if not entry.num_pins and _is_stored(entry):
-                yield entry.task.result().region
+        """What nobody holds, the least recently used first; then what came last. See `RegionCache`.
+
+        Of what is held the latest goes, so that requests before it keep what they have.
+        """
+        unpinned = [e for e in self._entries.values() if not e.num_pins and _is_stored(e)]
+        unheld = (entry for entry in unpinned if not self._holds[entry.key])
+        held = (entry for entry in reversed(unpinned) if self._holds[entry.key])
+        for entry in chain(unheld, held):
+            yield entry.task.result().region
 
     def lose(self, region: Region) -> None:
         """See `RegionCache`."""
@@ -155,6 +173,13 @@ class EmbeddingStore:
         elif self._entries.get(entry.key) is not entry:
             # It was given up, but finished all the same.
             self.arena.release(entry.task.result().region)
+
+    def _count_needs(self, change: int) -> None:
+        self._num_needs += change
+        if self._num_needs:
+            self._idle.clear()
+        else:
+            self._idle.set()
 
     def _forget(self, entry: Entry) -> None:
         if self._entries.get(entry.key) is entry:

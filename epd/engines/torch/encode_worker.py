@@ -1,13 +1,14 @@
 """The encode stage: images in by reference, embeddings out to prefill workers' memory.
 
-/encode                       fetch, encode into the arena, pin        (EncodeWorker.encode)
+/encode                       fetch, encode into the arena, hold       (EncodeWorker.encode)
 /scheduler_receive_meta_data  wait for that, then say the sizes        (EncodeWorker.metadata)
-/send                         write to the prefill worker, unpin       (EncodeWorker.send)
+/send                         write to the prefill worker, let go      (EncodeWorker.send)
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class EncodeWorker:
         # Decoding and cutting images is CPU work beside the vision tower's; one at a time, since
         # a large image takes a large part of the memory there is.
         self._pixels = ComputeThread(shell.clock, "pixels")
-        self._parts = PartTable(store.unpin, lease_s=timeout_s)
+        self._parts = PartTable(store, lease_s=timeout_s)
         self._publish_gauges()
 
     def routes(self) -> list[web.RouteDef]:
@@ -85,14 +86,14 @@ class EncodeWorker:
         message = parse(EncodeRequest, await request.read())
         if message.modality != "IMAGE":
             raise BadRequestError(f"modality {message.modality} is not served", param="modality")
-        references = [ImageReference(item) for item in message.mm_items]
+        images = [ImageReference(item) for item in message.mm_items]
         rid = rid_of(message.req_id)
         self._shell.lifecycle.check_accepts_work()
         async with self._shell.requests.scope(rid):
             with self._shell.metrics.outcome():
-                part = self._parts.open(message.req_id)
+                part = self._parts.open(message.req_id, images)
                 try:
-                    response = await self._encode_part(part, message, references)
+                    response = await self._encode_part(part, message)
                 except EPDError as error:
                     self._parts.remove(part, error)
                     raise
@@ -137,7 +138,7 @@ class EncodeWorker:
         self._parts.remove_request(rid)
 
     async def wait_idle(self) -> None:
-        await self._store.wait_unpinned()
+        await self._store.wait_idle()
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -152,14 +153,9 @@ class EncodeWorker:
         await self._store.close()
         self._pixels.close()
 
-    async def _encode_part(
-        self, part: Part, message: EncodeRequest, references: list[ImageReference]
-    ) -> EncodeResponse:
+    async def _encode_part(self, part: Part, message: EncodeRequest) -> EncodeResponse:
         began_s = self._shell.clock.monotonic()
-        for reference in references:
-            # The part owns each pin from the moment it is made, whatever fails later.
-            part.entries.append(await self._pin(reference))
-        stored = [await entry.stored() for entry in part.entries]
+        stored = [await self._encode_image(part, image) for image in part.images]
         num_tokens = sum(image.num_tokens for image in stored)
         response = EncodeResponse(
             req_id=message.req_id,
@@ -175,19 +171,26 @@ class EncodeWorker:
         self._shell.span(rid_of(message.req_id), "encode", began_s, num_tokens=num_tokens)
         return response
 
-    async def _pin(self, reference: ImageReference) -> Entry:
-        """The image's entry, pinned; starts to fetch and encode it if nobody has."""
+    async def _encode_image(self, part: Part, image: ImageReference) -> Stored:
+        """Have the image encoded, and held for the part."""
+        entry, is_hit = await self._pin(image)
+        if is_hit:
+            self._shell.metrics.cache_hits.inc()
+        try:
+            stored = await entry.stored()
+            self._parts.hold(part, entry.key)
+        finally:
+            self._store.unpin(entry)
+        return stored
+
+    async def _pin(self, reference: ImageReference) -> tuple[Entry, bool]:
+        """The image's entry, pinned, and whether it was there; else it is fetched and encoded."""
         data: bytes | None = None
         if reference.content_hash is None:
             data = await fetch_image(self._shell.peers.session, reference, self._timeout_s)
             reference.content_hash = await asyncio.to_thread(content_hash_of, data)
         content_hash = reference.content_hash
-        entry, is_hit = self._store.pin(
-            content_hash, lambda: self._produce(content_hash, reference, data)
-        )
-        if is_hit:
-            self._shell.metrics.cache_hits.inc()
-        return entry
+        return self._store.pin(content_hash, lambda: self._produce(content_hash, reference, data))
 
     async def _produce(self, key: str, reference: ImageReference, data: bytes | None) -> Stored:
         """Fetch and encode one image into a region of the arena."""
@@ -211,29 +214,32 @@ class EncodeWorker:
 
     async def _write(self, part: Part, message: SendRequest) -> SendResponse:
         began_s = self._shell.clock.monotonic()
-        entries = list(part.entries)
-        blocks: list[Block] = []
-        destination = message.buffer_address
-        for entry in entries:
-            region = (await entry.stored()).region
-            source = self._store.arena.address_of(region)
-            blocks.append(Block(source, destination, region.nbytes))
-            destination += region.nbytes
-        for entry in entries:
-            self._store.add_pin(entry)
-
-        def let_go() -> None:
-            for entry in entries:
-                self._store.unpin(entry)
-
-        # A write that fails may still be reading: its own pins last until it has settled.
-        await self._transfer.write(
-            message.session_id, blocks, timeout_s=self._timeout_s, on_settled=let_go
-        )
-        nbytes = destination - message.buffer_address
+        nbytes = 0
+        # One image after another: none waits for room while another is pinned.
+        for image in part.images:
+            destination = message.buffer_address + nbytes
+            nbytes += await self._write_image(image, message.session_id, destination)
         self._shell.metrics.embedding_bytes.labels("sent").inc(nbytes)
         self._shell.span(rid_of(message.req_id), "embedding_handoff", began_s, nbytes=nbytes)
         return SendResponse(nbytes=nbytes, duration_s=self._shell.clock.monotonic() - began_s)
+
+    async def _write_image(self, image: ImageReference, session_id: str, destination: int) -> int:
+        """Write one image's embeddings, encoded again if they had to go; how many bytes."""
+        entry, _ = await self._pin(image)
+        try:
+            region = (await entry.stored()).region
+        except BaseException:
+            self._store.unpin(entry)
+            raise
+        block = Block(self._store.arena.address_of(region), destination, region.nbytes)
+        # A write that fails may still be reading: the pin lasts until it has settled.
+        await self._transfer.write(
+            session_id,
+            [block],
+            timeout_s=self._timeout_s,
+            on_settled=partial(self._store.unpin, entry),
+        )
+        return region.nbytes
 
     def _publish_gauges(self) -> None:
         gauge = self._shell.metrics.gauge
@@ -247,6 +253,6 @@ class EncodeWorker:
         gauge(
             "epd_arena_pinned_bytes",
             "Bytes of an arena that a running request needs",
-            lambda: self._store.pinned_bytes,
+            lambda: self._store.needed_bytes,
             arena="embedding",
         )

@@ -1,16 +1,19 @@
 """Image parts at the encode worker: encoded, held for the prefill worker under a lease, sent.
 
+A part that is held keeps its images in the store if there is room (see `embedding_store.py`).
+
 A part is named by its req_id (`{rid}_local_part_{i}`). Calls about it may come in any order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from epd.engines.torch.embedding_store import Entry
+from epd.engines.torch.embedding_store import EmbeddingStore
+from epd.engines.torch.image_source import ImageReference
 from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError
 from epd.wire import EncodeResponse
 
@@ -46,8 +49,9 @@ _NEXT: dict[PartState, frozenset[PartState]] = {
 class Part:
     req_id: str
     state: PartState = PartState.EXPECTED
-    entries: list[Entry] = field(default_factory=list[Entry])
-    """The part's images in order, one pin each."""
+    images: Sequence[ImageReference] = ()
+    held: list[str] = field(default_factory=list[str])
+    """Keys of the images that are held in the store for this part."""
     response: EncodeResponse | None = None
     error: EPDError | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,10 +67,10 @@ class Part:
 
 
 class PartTable:
-    """All parts that are not gone. `unpin` is called for each entry of a part that goes."""
+    """All parts that are not gone, and what they hold in the store."""
 
-    def __init__(self, unpin: Callable[[Entry], None], *, lease_s: float) -> None:
-        self._unpin = unpin
+    def __init__(self, store: EmbeddingStore, *, lease_s: float) -> None:
+        self._store = store
         self._lease_s = lease_s
         self._parts: dict[str, Part] = {}
 
@@ -74,7 +78,7 @@ class PartTable:
     def num_encoding(self) -> int:
         return sum(part.state is PartState.ENCODING for part in self._parts.values())
 
-    def open(self, req_id: str) -> Part:
+    def open(self, req_id: str, images: Sequence[ImageReference]) -> Part:
         """Encoding begins.
 
         Raises:
@@ -84,8 +88,15 @@ class PartTable:
         if part is not None and part.state is not PartState.EXPECTED:
             raise BadRequestError(f"part {req_id} is {part.state} already", param="req_id")
         part = part or self._make(req_id)
+        part.images = images
         part.move(PartState.ENCODING)
         return part
+
+    def hold(self, part: Part, key: str) -> None:
+        """One of the part's images is encoded. No effect on a part that is gone."""
+        if part.state is not PartState.GONE:
+            part.held.append(key)
+            self._store.hold(key)
 
     def publish(self, part: Part, response: EncodeResponse) -> None:
         """The part is encoded and held for whoever sends for it, until its lease ends."""
@@ -145,9 +156,8 @@ class PartTable:
         del self._parts[part.req_id]
         part.error = error
         part.settled.set()
-        for entry in part.entries:
-            self._unpin(entry)
-        part.entries = []
+        for key in part.held:
+            self._store.let_go(key)
 
     def remove_request(self, rid: str) -> None:
         """Give up all parts of a request."""

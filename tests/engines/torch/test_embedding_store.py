@@ -51,11 +51,11 @@ async def test_an_image_wanted_twice_at_once_is_encoded_once(store: EmbeddingSto
     maker.go.set()
     assert await first.stored() == await second.stored()
     assert maker.num_calls == 1
-    assert store.pinned_bytes == SIZE
+    assert store.needed_bytes == SIZE
     store.unpin(first)
-    assert store.pinned_bytes == SIZE
+    assert store.needed_bytes == SIZE
     store.unpin(second)
-    assert store.pinned_bytes == 0
+    assert store.needed_bytes == 0
     assert store.arena.stats().used_bytes == SIZE
 
 
@@ -76,16 +76,14 @@ async def test_one_who_leaves_does_not_stop_the_other_and_the_last_one_does(stor
     maker.go.set()
     await newcomer.stored()
     store.unpin(newcomer)
-    await asyncio.wait_for(store.wait_unpinned(), 1)
+    await asyncio.wait_for(store.wait_idle(), 1)
 
 
 async def test_the_least_recently_used_unpinned_image_makes_room(store: EmbeddingStore):
     maker = Maker(store)
-    entries = {key: await maker.stored(key) for key in "abc"}
-    store.unpin(entries["a"])
-    store.unpin(entries["b"])
-    store.add_pin(entries["a"])
-    store.unpin(entries["a"])  # now used more recently than b
+    for key in "aba":
+        await maker.cached(key)
+    await maker.stored("c")
     await maker.stored("d")
     assert maker.pin("a")[1]
     assert not maker.pin("b")[1]
@@ -129,6 +127,59 @@ async def test_who_waits_for_room_costs_nobody_else_a_cached_image(store: Embedd
     assert store.arena.stats().num_regions == 1
 
 
+async def test_a_held_image_stays_as_long_as_another_can_go(store: EmbeddingStore):
+    maker = Maker(store)
+    for key in "abc":
+        await maker.cached(key)
+    store.hold("a")
+    await maker.cached("d")
+    await maker.cached("e")
+    assert maker.pin("a")[1]
+    assert store.needed_bytes == SIZE
+    await store.close()
+
+
+async def test_of_held_images_the_latest_goes(store: EmbeddingStore):
+    maker = Maker(store)
+    for key in "abc":
+        await maker.cached(key)
+        store.hold(key)
+    await maker.stored("d")
+    assert [maker.pin(key)[1] for key in "abc"] == [True, True, False]
+    await store.close()
+
+
+async def test_two_who_hold_half_of_the_room_each_do_not_wait_for_each_other():
+    store = EmbeddingStore(1 << 20, 2 * SIZE, FakeClock())
+    maker = Maker(store)
+
+    async def request(*keys: str) -> None:
+        for key in keys:
+            await maker.cached(key)
+            store.hold(key)
+            await asyncio.sleep(0)  # the other has its turn
+        for key in keys:
+            await maker.cached(key)
+            store.let_go(key)
+
+    await asyncio.gather(request("a1", "a2"), request("b1", "b2"))
+    assert store.needed_bytes == 0
+    await asyncio.wait_for(store.wait_idle(), 1)
+
+
+async def test_the_store_is_idle_when_nobody_pins_or_holds(store: EmbeddingStore):
+    entry = await Maker(store).stored("a")
+    store.hold("a")
+    store.hold("a")
+    store.unpin(entry)
+    store.let_go("a")
+    waiting = asyncio.create_task(store.wait_idle())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    store.let_go("a")
+    await asyncio.wait_for(waiting, 1)
+
+
 async def test_pinned_images_stay_and_a_newcomer_waits_for_one_to_go(store: EmbeddingStore):
     maker = Maker(store)
     entries = [await maker.stored(key) for key in "abc"]
@@ -153,5 +204,5 @@ async def test_no_room_in_time_is_told_and_leaves_no_entry(store: EmbeddingStore
 
 
 async def test_an_image_larger_than_the_arena_is_refused(store: EmbeddingStore):
-    with pytest.raises(MediaError, match="smaller image"):
+    with pytest.raises(MediaError, match=r"more than the 768 .* \(embedding_bytes\): send a"):
         await store.reserve(4 * SIZE, "test", 1)
