@@ -12,7 +12,8 @@
     ├── DeadlineError             504  a stage made no progress in time
     ├── AbortedError              499  the client or an operator cancelled the request
     ├── WorkerError               502  a worker failed or vanished
-    │   └── TransferError         502  a hand-off of embeddings or KV failed
+    │   ├── TransferError         502  a hand-off of embeddings or KV failed
+    │   └── UnreachableError      502  no connection could be made: the call was not heard
     ├── ConfigError               -    a config file, option or environment that cannot work
     └── DependencyError           -    an optional package or system library is missing
 
@@ -131,6 +132,10 @@ class WorkerError(EPDError):
 
 class TransferError(WorkerError):
     code = "transfer_failed"
+
+
+class UnreachableError(WorkerError):
+    code = "worker_unreachable"
 
 
 class ConfigError(EPDError):

@@ -11,7 +11,14 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from epd.auth import ClusterToken
-from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError, from_dict
+from epd.errors import (
+    BadRequestError,
+    DeadlineError,
+    EPDError,
+    UnreachableError,
+    WorkerError,
+    from_dict,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +49,8 @@ class PeerClient:
 
         Raises:
             EPDError: the peer's own error with its status and param; DeadlineError after
-                `timeout_s`; WorkerError when the peer cannot be reached or makes no sense.
+                `timeout_s`; UnreachableError when it cannot have heard the call, WorkerError
+                when the connection broke later or the answer makes no sense.
         """
         headers = {**self._headers, "Content-Type": "application/json"}
         data = message.model_dump_json().encode() if message is not None else None
@@ -57,9 +65,12 @@ class PeerClient:
                 status = response.status
         except TimeoutError as exc:
             raise DeadlineError(f"{peer} did not answer in {timeout_s:g} s") from exc
-        except (aiohttp.ClientError, OSError) as exc:
+        except aiohttp.ClientConnectorError as exc:
             logger.info("%s cannot be reached: %s", peer, type(exc).__name__)
-            raise WorkerError(f"{peer} cannot be reached") from exc
+            raise UnreachableError(f"{peer} cannot be reached") from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            logger.info("%s broke the connection: %s", peer, type(exc).__name__)
+            raise WorkerError(f"{peer} broke the connection") from exc
         if status != 200:
             raise _peer_error(peer, status, body)
         try:
@@ -74,6 +85,9 @@ def _peer_error(peer: str, status: int, body: bytes) -> EPDError:
     except ValueError:
         detail = body[:200].decode(errors="replace") or "no error message"
     error = from_dict(detail, status)
+    # It heard us: whom it could not reach in turn is another matter.
+    if isinstance(error, UnreachableError):
+        return WorkerError(error.message)
     # These say that the cluster is set up wrongly, not that the client's request is bad.
     if status in (401, 403):
         return WorkerError(f"{peer} refused this worker's cluster token: both must share one")

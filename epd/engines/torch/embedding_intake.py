@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 from epd.engines.contract.encode_calls import EmbeddingFormat, EncodeCalls, EncodedImage, all_of
 from epd.engines.shell import Shell
 from epd.engines.torch.memory import rows
-from epd.errors import BadRequestError
-from epd.transfer import QUARANTINE_S, Arena, TransferEngine
-from epd.wire import ChatRequest
+from epd.errors import BadRequestError, UnreachableError
+from epd.transfer import QUARANTINE_S, Arena, Region, TransferEngine
+from epd.wire import ChatRequest, SendResponse
 
 
 class EmbeddingIntake:
@@ -74,19 +75,33 @@ class EmbeddingIntake:
                 param="messages",
             )
         region = await self.arena.allocate(nbytes, rid, self._timeout_s)
+        told = set[int]()
         try:
             address = self.arena.address_of(region)
             starts = accumulate((image.nbytes for image in images), initial=address)
-            answers = await all_of(map(self._calls.send, images, starts))
+            answers = await all_of(map(partial(self._send, told), images, starts))
         except BaseException:
-            self.arena.quarantine(region, QUARANTINE_S)
+            self._give_back(region, may_be_written=bool(told))
             raise
         try:
             offset = self.arena.address_of(region) - self._buffer.data_ptr()
             num_rows = sum(image.num_tokens for image in images)
             yield rows(self._buffer, offset, num_rows, self._hidden_size, self._dtype)
         finally:
-            if any(answer.is_replayed for answer in answers):
-                self.arena.quarantine(region, QUARANTINE_S)
-            else:
-                self.arena.release(region)
+            was_replayed = any(answer.is_replayed for answer in answers)
+            self._give_back(region, may_be_written=was_replayed)
+
+    async def _send(self, told: set[int], image: EncodedImage, address: int) -> SendResponse:
+        """Have one image sent; `told` are the parts whose holder may have heard that it is to."""
+        told.add(image.part_idx)
+        try:
+            return await self._calls.send(image, address)
+        except UnreachableError:
+            told.remove(image.part_idx)
+            raise
+
+    def _give_back(self, region: Region, *, may_be_written: bool) -> None:
+        if may_be_written:
+            self.arena.quarantine(region, QUARANTINE_S)
+        else:
+            self.arena.release(region)

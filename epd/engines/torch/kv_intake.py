@@ -5,7 +5,7 @@ from __future__ import annotations
 from epd.engines.contract.room_calls import RoomCalls
 from epd.engines.shell import PeerClient, WorkerMetrics
 from epd.engines.torch.kv_lender import KVLender
-from epd.errors import TransferError, WorkerError
+from epd.errors import TransferError, UnreachableError, WorkerError
 from epd.transfer import QUARANTINE_S, TransferEngine
 from epd.wire import ChatRequest, KVLayout, RoomDescriptor, RoomSendRequest
 
@@ -64,6 +64,9 @@ class KVIntake:
             expected = len(offered) * self._lender.pool.shape.block_bytes
             if answer.nbytes != expected:
                 raise TransferError(f"{answer.nbytes} of {expected} KV bytes were written")
+        except UnreachableError:
+            self._lender.give_back(block_ids)  # nobody was told to write
+            raise
         except BaseException:
             self._lender.quarantine(offered, QUARANTINE_S)
             self._lender.give_back(rest)

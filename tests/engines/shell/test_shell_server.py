@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from epd.engines.shell import Shell, bind, build_app, serve, wait_idle
-from epd.errors import BadRequestError, ConfigError, MediaError, WorkerError
+from epd.errors import BadRequestError, ConfigError, MediaError, UnreachableError, WorkerError
 from epd.types import WorkerState
 from epd.wire import Load
 from tests.engines.shell.fake_registry import TOKEN
@@ -31,6 +31,7 @@ class EchoStage:
             web.post("/work/{rid}", self._work),
             web.post("/bad_image", self._bad_image),
             web.post("/bug", self._bug),
+            web.post("/lonely", self._lonely),
         ]
 
     async def _work(self, request: web.Request) -> web.Response:
@@ -48,6 +49,9 @@ class EchoStage:
 
     async def _bug(self, request: web.Request) -> web.Response:
         raise KeyError("secret detail")
+
+    async def _lonely(self, request: web.Request) -> web.Response:
+        raise UnreachableError("somebody else cannot be reached")
 
     def load(self) -> Load:
         return Load(num_running_reqs=len(self._shell.requests), max_total_num_tokens=9)
@@ -224,6 +228,24 @@ async def test_a_peers_error_keeps_its_kind(shell: Shell, session: aiohttp.Clien
 
 async def test_an_error_about_a_peer_names_it_and_keeps_its_url_to_itself(shell: Shell) -> None:
     url = "http://127.0.0.1:1/internal/encoders/a-capability/0/encode"
-    with pytest.raises(WorkerError) as unreachable:
+    with pytest.raises(UnreachableError) as unreachable:
         await shell.peers.call("POST", url, Load, peer="the prefill worker", timeout_s=5)
     assert unreachable.value.message == "the prefill worker cannot be reached"
+
+
+async def test_a_peer_that_has_heard_the_call_is_not_unreachable(
+    shell: Shell, session: aiohttp.ClientSession
+) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WorkerError, match="broke the connection") as broken:
+            url = f"http://127.0.0.1:{port}/"
+            await shell.peers.call("POST", url, Load, peer="a peer", timeout_s=5)
+    assert not isinstance(broken.value, UnreachableError)
+    async with serving(shell, EchoStage(shell)) as url:
+        with pytest.raises(WorkerError, match="somebody else") as told:
+            await shell.peers.call("POST", f"{url}/lonely", Load, peer="a peer", timeout_s=5)
+    assert not isinstance(told.value, UnreachableError)
