@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Generator
+from functools import partial
 
 from aiohttp import web
 
-from epd.api.errors import error_event, too_large
+from epd.api.errors import error_event
 from epd.api.writing import hang_up
+from epd.coordinator.body_budget import BodyShare
 from epd.coordinator.coordinator import Coordinator
 from epd.error_response import REQUEST_ID_HEADER
 from epd.errors import AbortedError, BadRequestError, EPDError
@@ -99,7 +101,7 @@ class ChatEndpoint:
         record = self._coordinator.log.open(request_id)
         sink = ClientSink(request, request_id)
         try:
-            await self._coordinator.chat(record, lambda: read_body(request), sink)
+            await self._coordinator.chat(record, partial(read_body, request), sink)
         except EPDError as exc:
             if not sink.has_started:
                 raise
@@ -108,24 +110,28 @@ class ChatEndpoint:
         return sink.response
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The request's body.
+async def read_body(request: web.Request, share: BodyShare) -> bytearray:
+    """The request's body. Unlike `request.read` this leaves no copy with the request.
 
     Raises:
         TooLargeError: more bytes than allowed.
+        OverloadedError: no room for them beside those of other requests.
         BadRequestError: it came too slowly or cannot be decompressed.
         AbortedError: the client left.
     """
+    share.check(request.content_length or 0)
+    body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
             with _client_may_leave():
-                return await request.read()
-    except web.HTTPRequestEntityTooLarge as exc:
-        raise too_large(exc) from None
+                async for chunk in request.content.iter_any():
+                    share.take(len(chunk))
+                    body += chunk
     except TimeoutError:
         raise BadRequestError(f"the request body did not arrive within {_BODY_S:g} s") from None
     except web.RequestPayloadError as exc:
         raise BadRequestError("the request body cannot be read as it was sent") from exc
+    return body
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     except EPDError as exc:
         return error_response(exc)
     except web.HTTPRequestEntityTooLarge as exc:
-        return error_response(too_large(exc))
+        return error_response(TooLargeError(f"the request body is too large: {exc.text}"))
     except web.HTTPException as exc:
         error = BadRequestError(f"{request.method} {request.path}: {exc.reason}")
         return web.json_response(error.to_dict(), status=exc.status, headers=_allow(exc))
@@ -38,10 +38,6 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         resource = request.match_info.route.resource
         logger.exception("%s %s failed", request.method, resource and resource.canonical)
         return error_response(EPDError("internal error: see the coordinator's log"))
-
-
-def too_large(exc: web.HTTPRequestEntityTooLarge) -> TooLargeError:
-    return TooLargeError(f"the request body is too large: {exc.text}")
 
 
 def _allow(exc: web.HTTPException) -> dict[str, str]:

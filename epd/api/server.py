@@ -42,6 +42,8 @@ _BACKLOG = 1024  # connections that come in one burst; those over it wait a seco
 # is just being closed would be lost, and a POST is not sent twice.
 _KEEPALIVE_S = 4.0
 OPEN_PATHS = frozenset({"/health", "/ready"})
+# Of reports and calls about image parts. Chat requests have limits of their own (`BodyBudget`).
+_MAX_MESSAGE_BYTES = 2**20
 _CAPABILITY_PATHS = ("/internal/media/", "/internal/encoders/")
 
 
@@ -76,6 +78,7 @@ async def build_coordinator(
             workers=lambda: [(w.stage.value, w.state.value) for w in registry.all()],
             encode_parts=lambda: coordinator.gateway.num_parts,
             media_cache_bytes=lambda: cache.used_bytes,
+            body_bytes=lambda: coordinator.bodies.num_bytes,
         )
         watches = build_watches(
             config.fleet,
@@ -114,7 +117,7 @@ def build_app(
             errors_middleware,
             _authentication(token, api_keys),
         ],
-        client_max_size=config.requests.max_body_bytes,
+        client_max_size=_MAX_MESSAGE_BYTES,
     )
     chat = ChatEndpoint(coordinator)
     public = PublicEndpoints(coordinator)

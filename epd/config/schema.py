@@ -94,12 +94,23 @@ class RequestConfig(_Section):
     """Largest request body; data URLs count."""
     max_in_flight: int = Field(default=1024, ge=1)
     """Requests served at once; more are refused with 503."""
+    max_in_flight_bytes: int = Field(default=512 * 2**20, ge=1024)
+    """Request bodies held at once, until their images are cached; more are refused with 503."""
     first_token_s: Seconds = 60.0
     """No first token by then: the request ends with 504."""
     stall_s: Seconds = 30.0
     """No byte from the decode worker, or none read by the client, for so long: an error ends it."""
     total_s: Seconds = 600.0
     """A request that takes longer ends with an error."""
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> RequestConfig:
+        if self.max_in_flight_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_in_flight_bytes ({self.max_in_flight_bytes}) must hold at least one body of "
+                f"max_body_bytes ({self.max_body_bytes})"
+            )
+        return self
 
 
 class ExistingServer(_Section):

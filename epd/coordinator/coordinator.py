@@ -20,6 +20,7 @@ from epd.auth import ClusterToken
 from epd.background import log_crash
 from epd.clock import Clock
 from epd.config import CoordinatorConfig
+from epd.coordinator.body_budget import BodyBudget, BodyShare
 from epd.coordinator.client import WorkerClient
 from epd.coordinator.dispatch import Dispatch, Pair, Sink
 from epd.coordinator.encode_gateway import EncodeGateway
@@ -37,6 +38,8 @@ from epd.wire import ModelCard, Span, WorkerReport
 logger = logging.getLogger(__name__)
 
 _ABORT_GRACE_S = 5.0
+
+ReadBody = Callable[[BodyShare], Awaitable[bytes | bytearray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,10 @@ class Coordinator:
         self._clock = clock
         self._client = client
         self._mint_room = mint_room
+        self.bodies = BodyBudget(
+            max_body_bytes=config.requests.max_body_bytes,
+            max_bytes=config.requests.max_in_flight_bytes,
+        )
         self._num_in_flight = 0
         self._is_draining = False
         self._idle = asyncio.Event()
@@ -113,15 +120,14 @@ class Coordinator:
         """Whether this process is about to end and takes no new requests."""
         return self._is_draining
 
-    async def chat(
-        self, record: RequestRecord, read_body: Callable[[], Awaitable[bytes]], sink: Sink
-    ) -> None:
+    async def chat(self, record: RequestRecord, read_body: ReadBody, sink: Sink) -> None:
         """Answer one chat request; `record` ends finished, failed or aborted.
 
         Args:
             record: the request's, just opened.
-            read_body: gives the request's body; called once the request is admitted, so that
-                requests over the limit cost no memory.
+            read_body: gives the request's body, and counts it in the share of the budget that it
+                is given; called once the request is admitted, so that requests over the limit cost
+                no memory.
             sink: takes the answer.
 
         Raises:
@@ -169,12 +175,12 @@ class Coordinator:
             if not self._num_in_flight:
                 self._idle.set()
 
-    async def _carry_out(
-        self, record: RequestRecord, read_body: Callable[[], Awaitable[bytes]], sink: Sink
-    ) -> None:
+    async def _carry_out(self, record: RequestRecord, read_body: ReadBody, sink: Sink) -> None:
         with ExitStack() as held:
-            # The body that was read, perhaps megabytes of base64, is dropped after this line.
-            plan = await self._plan(record, RequestBody.read(await read_body()), held)
+            share = held.enter_context(self.bodies.share())
+            # What was read, perhaps megabytes of base64, is dropped after this line.
+            plan = await self._plan(record, await RequestBody.read(await read_body(share)), held)
+            share.keep(len(plan.body))
             dispatch = Dispatch(
                 self._client,
                 self._clock,
@@ -202,7 +208,7 @@ class Coordinator:
         _check_context(record.num_image_tokens, pair)
         for worker in (pair.prefill, pair.decode):
             held.enter_context(worker.carrying(record.num_image_tokens + body.num_text_tokens))
-        rewritten = body.for_workers(
+        rewritten = await body.for_workers(
             record.request_id, self._mint_room(), pair.prefill.report, items, self.media_urls.sign
         )
         return _Plan(pair, rewritten, body.request.stream, tokens)

@@ -6,7 +6,7 @@ base64 does. Called by the coordinator; does no I/O.
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,14 @@ from epd.wire import (
     ChatRequest,
     ModelCard,
     WorkerReport,
+    dump_json,
     load_json,
     parse_chat_request,
     wire_hash,
 )
 from epd.wire.chat import COORDINATOR_FIELDS
 
+_LARGE_BYTES = 2**18  # takes a millisecond if it is text, and some tens in the worst case
 _CHARS_PER_TOKEN = 4  # of text in most languages; only compared with other estimates
 
 
@@ -37,21 +39,29 @@ class RequestBody:
     document: dict[str, Any]
     request: ChatRequest
     """The fields of `document` that EPD reads."""
+    num_bytes: int
+    """As it was sent."""
 
     @classmethod
-    def read(cls, body: bytes) -> RequestBody:
-        """Decode and check what a client sent.
+    async def read(cls, body: bytes | bytearray) -> RequestBody:
+        """Decode and check what a client sent, in a thread if it is large.
 
         Raises:
             BadRequestError: naming the field at fault.
         """
-        document = load_json(body)
+        if len(body) <= _LARGE_BYTES:
+            return cls._read(body)
+        return await asyncio.to_thread(cls._read, body, is_patient=True)
+
+    @classmethod
+    def _read(cls, body: bytes | bytearray, *, is_patient: bool = False) -> RequestBody:
+        document = load_json(body, is_patient=is_patient)
         for name in sorted(COORDINATOR_FIELDS & document.keys()):
             raise BadRequestError(f"{name} is set by the server: leave it out", param=name)
         # SGLang 0.5.23 hangs at it in prefill and decode apart, or fails with images.
         if document.get("n") not in (None, 1):
             raise BadRequestError("n above 1 is not served: send the request n times", param="n")
-        return cls(document, parse_chat_request(document))
+        return cls(document, parse_chat_request(document), len(body))
 
     @property
     def image_urls(self) -> list[tuple[str, str]]:
@@ -69,7 +79,7 @@ class RequestBody:
                 num_chars += sum(len(getattr(part, "text", "")) for part in message.content)
         return num_chars // _CHARS_PER_TOKEN
 
-    def for_workers(
+    async def for_workers(
         self,
         request_id: RequestId,
         room: Room,
@@ -77,7 +87,7 @@ class RequestBody:
         items: Sequence[MediaItem],
         sign: Callable[[str], str],
     ) -> bytes:
-        """The body that prefill and decode get. Changes `document`.
+        """The body that prefill and decode get. Changes `document`. In a thread if it is large.
 
         Args:
             request_id: the request's.
@@ -102,7 +112,9 @@ class RequestBody:
                 image_url = document["messages"][m]["content"][p]["image_url"]
                 image_url["url"] = sign(item.content_hash)
                 image_url["content_hash"] = wire_hash(item.content_hash)
-        return _dump(document)
+        if self.num_bytes - sum(len(url) for url, _ in self.image_urls) <= _LARGE_BYTES:
+            return dump_json(document)
+        return await asyncio.to_thread(dump_json, document, is_patient=True)
 
 
 def count_image_tokens(card: ModelCard, item: MediaItem) -> int:
@@ -111,12 +123,3 @@ def count_image_tokens(card: ModelCard, item: MediaItem) -> int:
         return 0
     family = encoders.family_of(card.model_type)
     return family.image_tokens(item.width, item.height, card.image_budget)
-
-
-def _dump(document: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(document, allow_nan=False).encode()
-    except RecursionError:
-        raise BadRequestError("the request body is nested too deeply") from None
-    except ValueError:
-        raise BadRequestError("the request body holds a number that is out of range") from None

@@ -71,6 +71,7 @@ class CoordinatorMetrics:
         workers: Callable[[], Iterable[tuple[str, str]]],
         encode_parts: Callable[[], int],
         media_cache_bytes: Callable[[], int],
+        body_bytes: Callable[[], int],
     ) -> None:
         """Add gauges that are read when scraped.
 
@@ -78,8 +79,9 @@ class CoordinatorMetrics:
             workers: (stage, state) of each known worker.
             encode_parts: image parts placed and not closed.
             media_cache_bytes: bytes held by the media cache.
+            body_bytes: bytes of the request bodies that are held.
         """
-        self.registry.register(_Snapshot(workers, encode_parts, media_cache_bytes))
+        self.registry.register(_Snapshot(workers, encode_parts, media_cache_bytes, body_bytes))
 
 
 class _Snapshot(Collector):
@@ -88,10 +90,12 @@ class _Snapshot(Collector):
         workers: Callable[[], Iterable[tuple[str, str]]],
         encode_parts: Callable[[], int],
         media_cache_bytes: Callable[[], int],
+        body_bytes: Callable[[], int],
     ) -> None:
         self._workers = workers
         self._encode_parts = encode_parts
         self._media_cache_bytes = media_cache_bytes
+        self._body_bytes = body_bytes
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         counts: dict[tuple[str, str], int] = {}
@@ -108,4 +112,9 @@ class _Snapshot(Collector):
         )
         yield GaugeMetricFamily(
             "epd_media_cache_bytes", "Bytes of media held", value=self._media_cache_bytes()
+        )
+        yield GaugeMetricFamily(
+            "epd_request_bytes_in_flight",
+            "Bytes of request bodies held",
+            value=self._body_bytes(),
         )

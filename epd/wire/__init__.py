@@ -19,7 +19,7 @@ from epd.wire.handoff import (
     bare_hash,
     wire_hash,
 )
-from epd.wire.parsing import load_json, parse
+from epd.wire.parsing import dump_json, load_json, parse
 from epd.wire.workers import (
     AbortRequest,
     LeaseGrant,
@@ -51,6 +51,7 @@ __all__ = [
     "TextPart",
     "WorkerReport",
     "bare_hash",
+    "dump_json",
     "load_json",
     "parse",
     "parse_chat_request",

@@ -93,6 +93,11 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_valid_one(
             "coordinator: {media: {max_bytes: 100, cache_bytes: 99}}",
             "coordinator.media: cache_bytes (99) must hold at least one image of max_bytes (100)",
         ),
+        (
+            "coordinator: {requests: {max_body_bytes: 2048, max_in_flight_bytes: 2047}}",
+            "coordinator.requests: max_in_flight_bytes (2047) must hold at least one body of "
+            "max_body_bytes (2048)",
+        ),
         ("coordinator: {advertise: nowhere}", "coordinator.advertise: 'nowhere' is no URL"),
         (
             "coordinator: {advertise: 'http://::1:8000'}",
