@@ -64,6 +64,33 @@ async def test_only_our_own_fields_of_the_body_change() -> None:
     assert json.dumps(received) == json.dumps(body), "values, types and the order of keys"
 
 
+@pytest.mark.parametrize("detail", ["auto", "low", "high", None])
+async def test_the_detail_of_an_image_and_unknown_options_reach_every_stage(
+    detail: str | None,
+) -> None:
+    options = {"detail": detail, "max_long_side_pixel": 448, "x_unknown": {"a": [1]}}
+    part = image_part()
+    part["image_url"] |= options
+    async with deployed() as d:
+        assert (await d.chat(part)).status == 200
+        (item,) = d.encode.bodies("/encode")[0]["mm_items"]
+        seen = [item]
+        for worker in (d.prefill, d.decode):
+            seen.append(worker.bodies(CHAT)[0]["messages"][0]["content"][0]["image_url"])
+    for image_url in seen:
+        assert {name: image_url[name] for name in options} == options
+
+
+async def test_a_detail_that_does_not_exist_is_named() -> None:
+    part = image_part()
+    part["image_url"]["detail"] = "medium"
+    async with deployed() as d:
+        answer = await d.chat(part)
+        assert answer.status == 400
+        assert answer.error["param"] == "messages[0].content[0].image_url.detail"
+        assert "'auto', 'low' or 'high'" in answer.error["message"]
+
+
 async def test_no_base64_travels_further_than_the_coordinator() -> None:
     async with deployed() as d:
         part = image_part()
