@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from json.scanner import py_make_scanner
+from json.scanner import py_make_scanner  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
