@@ -39,6 +39,13 @@ def launch(
         return
     if config.sglang_flags:
         raise ConfigError("SGLang's flags need --engine sglang")
+    if config.engine == "sim":
+        from epd.engines.sim import run_sim_worker
+
+        asyncio.run(run_sim_worker(config, parent_pid=parent_pid))
+        return
+    if config.profile:
+        raise ConfigError("--profile needs --engine sim")
     # Before the engine is imported, which takes seconds: a wrong path is told at once.
     config = config.model_copy(update={"model": str(resolve(config.model))})
 

@@ -26,7 +26,7 @@ def load_deployment(path: Path, **overrides: object) -> DeploymentConfig:
     Raises:
         ConfigError: the file cannot be read, is not YAML, or a key is unknown or wrong.
     """
-    return build(DeploymentConfig, {**_read_yaml(path), **_given(overrides)}, source=str(path))
+    return build(DeploymentConfig, {**read_yaml(path), **_given(overrides)}, source=str(path))
 
 
 def load_coordinator(path: Path | None, **overrides: object) -> CoordinatorConfig:
@@ -38,7 +38,7 @@ def load_coordinator(path: Path | None, **overrides: object) -> CoordinatorConfi
     options = _given(overrides)
     if path is None:
         return build(CoordinatorConfig, options, source=OPTIONS)
-    document = _read_yaml(path)
+    document = read_yaml(path)
     section = document.get("coordinator") or {}
     # Checked whole, so that a typo elsewhere in the file does not pass unseen; options are merged
     # first, since they may mend what the file lacks.
@@ -68,7 +68,12 @@ def _given(overrides: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in overrides.items() if value is not None}
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file; none if it is empty.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or holds something else.
+    """
     try:
         document = yaml.safe_load(path.read_text())
     except OSError as exc:

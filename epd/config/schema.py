@@ -27,7 +27,7 @@ def _device(text: str) -> str:
 Port = Annotated[int, Field(ge=1, le=65535)]
 FreePort = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
-Engine = Literal["torch", "sglang"]
+Engine = Literal["torch", "sglang", "sim"]
 Device = Annotated[str, AfterValidator(_device)]
 Host = Annotated[str, AfterValidator(parse_host)]
 URL = Annotated[str, AfterValidator(parse_url)]
@@ -198,6 +198,8 @@ class WorkerTuning(SGLangTuning):
     """Requests a worker runs at once."""
     chunk_tokens: int = Field(default=2048, ge=16)
     """Prompt tokens per prefill step."""
+    profile: Path | None = None
+    """sim: YAML file of the simulated worker's speed and sizes; see docs/sim.md."""
     request_timeout_s: Seconds = 60.0
     """How long one wait inside a worker (room, memory, hand-off) may last."""
     drain_s: Seconds = 60.0

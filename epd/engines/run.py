@@ -86,7 +86,7 @@ async def run_worker(
                 shell.lifecycle.install_signals(loop)
                 stack.callback(shell.lifecycle.remove_signals, loop)
             if parent_pid is not None:
-                await stack.enter_async_context(_task(shell.lifecycle.watch_parent(parent_pid)))
+                await stack.enter_async_context(running(shell.lifecycle.watch_parent(parent_pid)))
             if transfer is None:
                 transfer = _open_transfer(config)
                 stack.callback(transfer.close)
@@ -146,14 +146,14 @@ async def _serve(
             on_ready(shell.identity)
         await lifecycle.wait_drain()
         lifecycle.move(WorkerState.DRAINING)
-        await _drain(shell, stage, config.drain_s)
+        await drain(shell, stage, config.drain_s)
         lifecycle.move(WorkerState.GONE)
     finally:
         shell.requests.abort_all()
         await runner.cleanup()
 
 
-async def _drain(shell: Shell, stage: StageWorker, drain_s: float) -> None:
+async def drain(shell: Shell, stage: StageWorker, drain_s: float) -> None:
     """Finish what runs, unless that takes too long or a second signal comes."""
     try:
         async with asyncio.timeout(drain_s):
@@ -172,7 +172,7 @@ async def _open_shell(
     lifecycle: Lifecycle,
 ) -> AsyncGenerator[Shell]:
     """The process's services; the lease is kept while inside, and given up at the end."""
-    identity = _identity(config, card, listener, clock)
+    identity = identity_of(config, card, listener, clock)
     # Long polls hold connections: any limit on their number would be a deadlock.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -200,7 +200,7 @@ async def _open_shell(
             metrics=WorkerMetrics(CollectorRegistry()),
         )
         try:
-            async with _task(lease.run()):
+            async with running(lease.run()):
                 yield shell
         finally:
             compute.close()
@@ -209,9 +209,10 @@ async def _open_shell(
             await lease.say_goodbye()
 
 
-def _identity(
+def identity_of(
     config: WorkerConfig, card: ModelCard, listener: socket.socket, clock: Clock
 ) -> Identity:
+    """Who the worker is, with a new epoch; a made-up name if the configuration gives none."""
     port: int = listener.getsockname()[1]
     host = config.advertised_host
     return Identity(
@@ -228,7 +229,7 @@ def _identity(
 
 
 @asynccontextmanager
-async def _task(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+async def running(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """`work` runs in a task while inside; a crash of it is logged when it happens."""
     task = asyncio.create_task(work)
     task.add_done_callback(_log_crash)
