@@ -64,6 +64,23 @@ class WorkerMetrics:
             self._gauges[name] = gauge
         (gauge.labels(**labels) if labels else gauge).set_function(read)
 
+    def arena_gauges(
+        self, arena: str, *, used_bytes: Callable[[], float], pinned_bytes: Callable[[], float]
+    ) -> None:
+        """Publish how full an arena is, and how much of that a running request needs."""
+        self.gauge(
+            "epd_arena_used_bytes",
+            "Bytes of an arena that hold something, cached or needed",
+            used_bytes,
+            arena=arena,
+        )
+        self.gauge(
+            "epd_arena_pinned_bytes",
+            "Bytes of an arena that a running request needs",
+            pinned_bytes,
+            arena=arena,
+        )
+
     @contextmanager
     def outcome(self) -> Generator[None]:
         """Count the request whose handler this surrounds as finished, failed or aborted."""

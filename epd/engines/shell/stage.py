@@ -21,7 +21,11 @@ SpanName = Literal["fetch", "encode", "embedding_handoff", "prefill", "kv_handof
 
 
 class StageWorker(Protocol):
-    """The work of one stage behind the shell's HTTP server."""
+    """The work of one stage behind the shell's HTTP server.
+
+    To be derived from: a stage that holds nothing beyond its running handlers, which the shell
+    cancels and waits for, needs no `abort` and no `wait_idle`.
+    """
 
     def routes(self) -> list[web.RouteDef]:
         """The stage's own endpoints; those every worker has come from the shell."""
@@ -32,12 +36,10 @@ class StageWorker(Protocol):
         ...
 
     def abort(self, rid: str) -> None:
-        """Release what `rid` holds beyond its running handlers, which the shell cancels."""
-        ...
+        """Release what `rid` holds beyond its running handlers."""
 
     async def wait_idle(self) -> None:
-        """Return when nothing is held for a peer any more; the shell waits for handlers itself."""
-        ...
+        """Return when nothing is held beyond running handlers."""
 
     def describe(self) -> dict[str, Any]:
         """The stage's part of `/server_info`."""

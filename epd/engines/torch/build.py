@@ -31,6 +31,8 @@ from epd.engines.torch.image_processor import ImageProcessor
 from epd.engines.torch.kv_intake import KVIntake
 from epd.engines.torch.kv_lender import KVLender
 from epd.engines.torch.kv_pool import KVPool
+from epd.engines.torch.kv_stage import KVStage
+from epd.engines.torch.language_model import LanguageModel
 from epd.engines.torch.memory import registered_buffer
 from epd.engines.torch.prefill_worker import PrefillWorker
 from epd.engines.torch.prefiller import Prefiller
@@ -118,7 +120,7 @@ async def _build_prefill(
 ) -> PrefillWorker:
     checkpoint = Checkpoint(path)
     model = await shell.compute.run(load_language, path, config.device)
-    lender = _build_lender(config, checkpoint, shell, transfer)
+    kv = _build_kv(config, checkpoint, model, shell, transfer)
     landing = registered_buffer(config.embedding_bytes, config.device, transfer)
     intake = EmbeddingIntake(
         shell,
@@ -133,10 +135,10 @@ async def _build_prefill(
     prefiller = Prefiller(
         shell,
         tokenizer=PromptTokenizer(path),
-        model=PrefillModel(model, lender.pool, checkpoint.image_token_id),
+        model=PrefillModel(model, kv.lender.pool, checkpoint.image_token_id),
         intake=intake,
-        lender=lender,
-        limits=_limits(config, checkpoint, lender.pool),
+        lender=kv.lender,
+        limits=_limits(config, checkpoint, kv.lender.pool),
         mint_seed=lambda: secrets.randbits(63),
         chunk_tokens=config.chunk_tokens,
         timeout_s=config.request_timeout_s,
@@ -144,11 +146,8 @@ async def _build_prefill(
     return PrefillWorker(
         shell,
         prefiller=prefiller,
+        kv=kv,
         intake=intake,
-        lender=lender,
-        transfer=transfer,
-        layout=_layout(checkpoint, lender.pool),
-        num_parameters=num_parameters(model),
         timeout_s=config.request_timeout_s,
     )
 
@@ -158,48 +157,43 @@ async def _build_decode(
 ) -> DecodeWorker:
     checkpoint = Checkpoint(path)
     model = await shell.compute.run(load_language, path, config.device)
-    lender = _build_lender(config, checkpoint, shell, transfer)
-    layout = _layout(checkpoint, lender.pool)
+    kv = _build_kv(config, checkpoint, model, shell, transfer)
     return DecodeWorker(
         shell,
         tokenizer=PromptTokenizer(path).tokenizer,
         eos_token_ids=checkpoint.eos_token_ids,
+        kv=kv,
         intake=KVIntake(
             peers=shell.peers,
-            lender=lender,
+            lender=kv.lender,
             transfer=transfer,
-            layout=layout,
+            layout=kv.layout,
             metrics=shell.metrics,
             timeout_s=config.request_timeout_s,
         ),
-        lender=lender,
         loop=DecodeLoop(
-            DecodeBatch(model, lender.pool),
+            DecodeBatch(model, kv.lender.pool),
             compute=shell.compute,
             clock=shell.clock,
             metrics=shell.metrics,
             eos_token_ids=checkpoint.eos_token_ids,
             max_running=config.max_running_requests,
         ),
-        transfer=transfer,
-        layout=layout,
-        limits=_limits(config, checkpoint, lender.pool),
-        num_parameters=num_parameters(model),
+        limits=_limits(config, checkpoint, kv.lender.pool),
         timeout_s=config.request_timeout_s,
     )
 
 
-def _build_lender(
-    config: WorkerConfig, checkpoint: Checkpoint, shell: Shell, transfer: TransferEngine
-) -> KVLender:
+def _build_kv(
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    shell: Shell,
+    transfer: TransferEngine,
+) -> KVStage:
     shape = checkpoint.language.kv_shape(default_dtype(config.device))
     buffer = registered_buffer(config.kv_bytes, config.device, transfer)
-    return KVLender(KVPool(buffer, shape), shell.clock)
-
-
-def _layout(checkpoint: Checkpoint, pool: KVPool) -> KVLayout:
-    shape = pool.shape
-    return KVLayout(
+    layout = KVLayout(
         num_layers=shape.num_layers,
         block_tokens=shape.block_tokens,
         num_kv_heads=shape.num_kv_heads,
@@ -207,6 +201,8 @@ def _layout(checkpoint: Checkpoint, pool: KVPool) -> KVLayout:
         dtype=str(shape.dtype).removeprefix("torch."),
         model_fingerprint=checkpoint.fingerprint,
     )
+    lender = KVLender(KVPool(buffer, shape), shell.clock)
+    return KVStage(shell, lender, transfer, layout, num_parameters(model))
 
 
 def _limits(config: WorkerConfig, checkpoint: Checkpoint, pool: KVPool) -> ContextLimits:

@@ -19,16 +19,15 @@ from tokenizers import Tokenizer
 from epd.engines.contract.answer_stream import AnswerStream
 from epd.engines.contract.answers import DONE_EVENT, Answer
 from epd.engines.contract.context_limits import ContextLimits
-from epd.engines.shell import Shell
+from epd.engines.shell import Shell, StageWorker
 from epd.engines.torch.chat_options import check_supported, sampling_of
 from epd.engines.torch.decode_loop import DecodeLoop, Running
 from epd.engines.torch.detokenizer import Detokenizer, TextDelta
 from epd.engines.torch.engine import DecodeSlot
 from epd.engines.torch.kv_intake import KVIntake
-from epd.engines.torch.kv_lender import KVLender
+from epd.engines.torch.kv_stage import KVStage
 from epd.errors import BadRequestError, EPDError
-from epd.transfer import TransferEngine
-from epd.wire import ChatRequest, KVLayout, Load, RoomDescriptor, load_json, parse_chat_request
+from epd.wire import ChatRequest, Load, RoomDescriptor, load_json, parse_chat_request
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class _Generation:
     detokenizer: Detokenizer
 
 
-class DecodeWorker:
+class DecodeWorker(StageWorker):
     """See `epd.engines.shell.StageWorker`."""
 
     def __init__(
@@ -51,28 +50,22 @@ class DecodeWorker:
         *,
         tokenizer: Tokenizer,
         eos_token_ids: Collection[int],
+        kv: KVStage,
         intake: KVIntake,
-        lender: KVLender,
         loop: DecodeLoop,
-        transfer: TransferEngine,
-        layout: KVLayout,
         limits: ContextLimits,
-        num_parameters: int,
         timeout_s: float,
     ) -> None:
         """Wire the parts together; `timeout_s` bounds each single wait of a request."""
         self._shell = shell
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
+        self._kv = kv
         self._intake = intake
-        self._lender = lender
         self._loop = loop
-        self._transfer = transfer
-        self._layout = layout
         self._limits = limits
-        self._num_parameters = num_parameters
         self._timeout_s = timeout_s
-        self._publish_gauges()
+        kv.publish_gauges()
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/v1/chat/completions", self.chat)]
@@ -99,31 +92,13 @@ class DecodeWorker:
             return await stream.fail(EPDError("internal error: see the worker's log"))
 
     def load(self) -> Load:
-        pool = self._lender.pool
-        num_running = self._loop.num_running
-        return Load(
-            num_running_reqs=num_running,
-            num_waiting_reqs=max(0, len(self._shell.requests) - num_running),
-            num_waiting_tokens=self._lender.num_waiting_tokens,
-            num_used_tokens=self._lender.num_lent_blocks * pool.shape.block_tokens,
-            max_total_num_tokens=pool.max_tokens,
-            num_completed_reqs=self._shell.requests.num_completed,
+        return self._kv.load(
+            num_running=self._loop.num_running,
+            num_waiting_tokens=self._kv.lender.num_waiting_tokens,
         )
 
-    def abort(self, rid: str) -> None:
-        """Nothing to do: what a request holds is its handler's, which the shell cancels."""
-
-    async def wait_idle(self) -> None:
-        return
-
     def describe(self) -> dict[str, Any]:
-        return {
-            "session_id": self._transfer.session_id,
-            "num_parameters": self._num_parameters,
-            "model_fingerprint": self._layout.model_fingerprint,
-            "kv_layout": self._layout.model_dump(),
-            "max_total_num_tokens": self._lender.pool.max_tokens,
-        }
+        return self._kv.describe()
 
     async def close(self) -> None:
         await self._loop.close()
@@ -166,7 +141,7 @@ class DecodeWorker:
                     block_ids=block_ids,
                     sampling=sampling_of(chat, descriptor.seed),
                 )
-                give_back = partial(self._lender.give_back, block_ids)
+                give_back = partial(self._kv.lender.give_back, block_ids)
                 running = self._loop.join(slot, max_new_tokens - 1, on_left=give_back)
             async with aclosing(self._deltas(first, running, detokenizer)) as deltas:
                 yield _Generation(self._head(rid, descriptor), deltas, detokenizer)
@@ -176,7 +151,7 @@ class DecodeWorker:
             if running is not None:
                 running.leave()
             else:
-                self._lender.give_back(block_ids)
+                self._kv.lender.give_back(block_ids)
 
     async def _deltas(
         self, first: TextDelta, running: Running | None, detokenizer: Detokenizer
@@ -220,20 +195,6 @@ class DecodeWorker:
             rid=rid,
             created_unix_s=int(self._shell.clock.time()),
             model_id=self._shell.identity.model.model_id,
-            fingerprint=self._layout.model_fingerprint,
+            fingerprint=self._kv.layout.model_fingerprint,
             num_prompt_tokens=descriptor.num_prompt_tokens,
-        )
-
-    def _publish_gauges(self) -> None:
-        gauge = self._shell.metrics.gauge
-        block_bytes = self._lender.pool.shape.block_bytes
-        for name, text in (
-            ("epd_arena_used_bytes", "Bytes of an arena that hold something"),
-            ("epd_arena_pinned_bytes", "Bytes that a running request needs"),
-        ):
-            gauge(name, text, lambda: self._lender.num_lent_blocks * block_bytes, arena="kv")
-        gauge(
-            "epd_kv_blocks_used",
-            "KV blocks that requests hold",
-            lambda: self._lender.num_lent_blocks,
         )

@@ -16,7 +16,7 @@ from aiohttp import web
 from torch import Tensor
 
 from encoders import ImageBudget
-from epd.engines.shell import ComputeThread, Shell
+from epd.engines.shell import ComputeThread, Shell, StageWorker
 from epd.engines.torch.embedding_store import EmbeddingStore, Entry, Stored
 from epd.engines.torch.encode_batches import EncodeBatches
 from epd.engines.torch.image_processor import ImageProcessor, Patches
@@ -36,7 +36,7 @@ from epd.wire import (
 )
 
 
-class EncodeWorker:
+class EncodeWorker(StageWorker):
     """See `epd.engines.shell.StageWorker`."""
 
     def __init__(
@@ -72,7 +72,11 @@ class EncodeWorker:
         # a large image takes a large part of the memory there is.
         self._pixels = ComputeThread(shell.clock, "pixels")
         self._parts = PartTable(store, lease_s=timeout_s)
-        self._publish_gauges()
+        shell.metrics.arena_gauges(
+            "embedding",
+            used_bytes=lambda: store.arena.stats().used_bytes,
+            pinned_bytes=lambda: store.needed_bytes,
+        )
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -240,19 +244,3 @@ class EncodeWorker:
             on_settled=partial(self._store.unpin, entry),
         )
         return region.nbytes
-
-    def _publish_gauges(self) -> None:
-        gauge = self._shell.metrics.gauge
-        arena = self._store.arena
-        gauge(
-            "epd_arena_used_bytes",
-            "Bytes of an arena that hold something, cached or needed",
-            lambda: arena.stats().used_bytes,
-            arena="embedding",
-        )
-        gauge(
-            "epd_arena_pinned_bytes",
-            "Bytes of an arena that a running request needs",
-            lambda: self._store.needed_bytes,
-            arena="embedding",
-        )

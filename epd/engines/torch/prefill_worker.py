@@ -16,17 +16,16 @@ from typing import Any
 from aiohttp import web
 
 from epd.engines.contract.rooms import OpenRoom, RoomTable
-from epd.engines.shell import Shell
+from epd.engines.shell import Shell, StageWorker
 from epd.engines.torch.chat_options import check_supported
 from epd.engines.torch.embedding_intake import EmbeddingIntake
-from epd.engines.torch.kv_lender import KVLender
+from epd.engines.torch.kv_stage import KVStage
 from epd.engines.torch.prefiller import Prefiller
 from epd.errors import AbortedError, BadRequestError, EPDError, TransferError, WorkerError
-from epd.transfer import Block, TransferEngine
+from epd.transfer import Block
 from epd.types import Room
 from epd.wire import (
     ChatRequest,
-    KVLayout,
     Load,
     RoomDescriptor,
     RoomSendRequest,
@@ -37,7 +36,7 @@ from epd.wire import (
 )
 
 
-class PrefillWorker:
+class PrefillWorker(StageWorker):
     """See `epd.engines.shell.StageWorker`."""
 
     def __init__(
@@ -45,21 +44,15 @@ class PrefillWorker:
         shell: Shell,
         *,
         prefiller: Prefiller,
+        kv: KVStage,
         intake: EmbeddingIntake,
-        lender: KVLender,
-        transfer: TransferEngine,
-        layout: KVLayout,
-        num_parameters: int,
         timeout_s: float,
     ) -> None:
         """Wire the parts together; `timeout_s` bounds each single wait of a request."""
         self._shell = shell
         self._prefiller = prefiller
+        self._kv = kv
         self._intake = intake
-        self._lender = lender
-        self._transfer = transfer
-        self._layout = layout
-        self._num_parameters = num_parameters
         self._timeout_s = timeout_s
         self._rooms = RoomTable(shell.clock)
         self._publish_gauges()
@@ -117,31 +110,13 @@ class PrefillWorker:
         return web.json_response(response.model_dump())
 
     def load(self) -> Load:
-        pool = self._lender.pool
-        num_open = self._rooms.num_open
-        return Load(
-            num_running_reqs=num_open,
-            num_waiting_reqs=max(0, len(self._shell.requests) - num_open),
+        return self._kv.load(
+            num_running=self._rooms.num_open,
             num_waiting_tokens=self._prefiller.num_waiting_tokens,
-            num_used_tokens=self._lender.num_lent_blocks * pool.shape.block_tokens,
-            max_total_num_tokens=pool.max_tokens,
-            num_completed_reqs=self._shell.requests.num_completed,
         )
 
-    def abort(self, rid: str) -> None:
-        """Nothing to do: what a request holds is its handler's, which the shell cancels."""
-
-    async def wait_idle(self) -> None:
-        return
-
     def describe(self) -> dict[str, Any]:
-        return {
-            "session_id": self._transfer.session_id,
-            "num_parameters": self._num_parameters,
-            "model_fingerprint": self._layout.model_fingerprint,
-            "kv_layout": self._layout.model_dump(),
-            "max_total_num_tokens": self._lender.pool.max_tokens,
-        }
+        return self._kv.describe()
 
     async def close(self) -> None:
         self._prefiller.close()
@@ -162,13 +137,13 @@ class PrefillWorker:
                     first_token_id=done.first_token_id,
                     seed=done.seed,
                     num_blocks=len(done.block_ids),
-                    layout=self._layout,
+                    layout=self._kv.layout,
                 ),
-                self._lender.addresses(done.block_ids),
+                self._kv.lender.addresses(done.block_ids),
             )
             await entry.wait_taken(self._timeout_s)
         finally:
-            entry.when_unread(lambda: self._lender.give_back(done.block_ids))
+            entry.when_unread(lambda: self._kv.lender.give_back(done.block_ids))
         return len(done.prompt.token_ids)
 
     async def _write(self, entry: OpenRoom, message: RoomSendRequest) -> SendResponse:
@@ -178,13 +153,13 @@ class PrefillWorker:
             raise TransferError(
                 f"{len(message.block_addresses)} addresses for {len(sources)} blocks of KV"
             )
-        block_bytes = self._lender.pool.shape.block_bytes
+        block_bytes = self._kv.lender.pool.shape.block_bytes
         blocks = [
             Block(source, destination, block_bytes)
             for source, destination in zip(sources, message.block_addresses, strict=True)
         ]
         entry.begin_reading()
-        write = self._transfer.write(
+        write = self._kv.transfer.write(
             message.session_id, blocks, timeout_s=self._timeout_s, on_settled=entry.end_reading
         )
         await entry.unless_ended(write)
@@ -194,23 +169,15 @@ class PrefillWorker:
         return SendResponse(nbytes=nbytes, duration_s=self._shell.clock.monotonic() - began_s)
 
     def _publish_gauges(self) -> None:
-        gauge = self._shell.metrics.gauge
-        arena, pool = self._intake.arena, self._lender.pool
-        used, used_help = "epd_arena_used_bytes", "Bytes of an arena that hold something"
-        pinned, pinned_help = "epd_arena_pinned_bytes", "Bytes that a running request needs"
-        for name, text in ((used, used_help), (pinned, pinned_help)):
-            gauge(name, text, lambda: arena.stats().used_bytes, arena="embedding")
-            gauge(
-                name,
-                text,
-                lambda: self._lender.num_lent_blocks * pool.shape.block_bytes,
-                arena="kv",
-            )
-        gauge("epd_rooms_open", "Rooms with a prefill at work or KV to take", self._num_rooms)
-        gauge("epd_kv_blocks_used", "KV blocks that requests hold", self._num_lent)
+        def landed_bytes() -> int:
+            return self._intake.arena.stats().used_bytes
 
-    def _num_rooms(self) -> int:
-        return self._rooms.num_open
-
-    def _num_lent(self) -> int:
-        return self._lender.num_lent_blocks
+        self._kv.publish_gauges()
+        self._shell.metrics.arena_gauges(
+            "embedding", used_bytes=landed_bytes, pinned_bytes=landed_bytes
+        )
+        self._shell.metrics.gauge(
+            "epd_rooms_open",
+            "Rooms with a prefill at work or KV to take",
+            lambda: self._rooms.num_open,
+        )

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from epd.engines.shell import Shell, bind, build_app, serve, wait_idle
+from epd.engines.shell import Shell, StageWorker, bind, build_app, serve, wait_idle
 from epd.errors import BadRequestError, ConfigError, MediaError, UnreachableError, WorkerError
 from epd.types import WorkerState
 from epd.wire import Load
@@ -69,6 +69,22 @@ class EchoStage:
         return
 
 
+class HoldsNothing(StageWorker):
+    """A stage of handlers only."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return []
+
+    def load(self) -> Load:
+        return Load()
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    async def close(self) -> None:
+        return
+
+
 class Client:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -88,7 +104,7 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(shell: Shell, stage: EchoStage) -> AsyncIterator[str]:
+async def serving(shell: Shell, stage: StageWorker) -> AsyncIterator[str]:
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     runner = await serve(build_app(shell, stage, stall_s=1.0), listener)
@@ -96,7 +112,8 @@ async def serving(shell: Shell, stage: EchoStage) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        stage.release.set()
+        if isinstance(stage, EchoStage):
+            stage.release.set()
         await runner.cleanup()
 
 
@@ -216,6 +233,15 @@ async def test_health_fails_while_one_computation_is_stuck(
         status, body = await Client(session, url).get("/health")
         assert status == 503
         assert "5 s" in body["error"]["message"]
+
+
+async def test_a_stage_that_holds_nothing_beyond_its_handlers_is_idle_and_can_abort(
+    shell: Shell, session: aiohttp.ClientSession
+) -> None:
+    stage = HoldsNothing()
+    async with serving(shell, stage) as url:
+        assert (await Client(session, url).post("/abort_request", {"rid": "r"}))[0] == 200
+        await asyncio.wait_for(wait_idle(shell, stage), 5)
 
 
 async def test_a_peers_error_keeps_its_kind(shell: Shell, session: aiohttp.ClientSession) -> None:

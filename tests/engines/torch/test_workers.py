@@ -109,6 +109,18 @@ async def test_a_stop_string_ends_the_answer_before_it(cluster: Cluster):
     await cluster.wait_at_rest()
 
 
+async def test_prefill_and_decode_describe_their_kv_alike(cluster: Cluster):
+    known: list[Any] = []
+    for stage in (Stage.PREFILL, Stage.DECODE):
+        url = cluster.url(stage) + "/server_info"
+        async with cluster.session.get(url, headers=cluster.headers) as response:
+            info = await response.json()
+        assert info["stage"] == stage
+        known.append([info[k] for k in ("kv_layout", "max_total_num_tokens", "num_parameters")])
+    assert known[0] == known[1]
+    assert known[0][0]["block_tokens"] == 16
+
+
 async def test_a_seed_repeats_a_sampled_answer(cluster: Cluster):
     texts = [
         (await cluster.chat(cluster.body(CASES["one image"], rid, temperature=1, seed=7))).text
