@@ -41,5 +41,6 @@ class AdminEndpoints:
             "age_s": self._clock.monotonic() - worker.seen_s,
             "model_id": report.model.model_id,
             "num_in_flight": worker.num_in_flight,
+            "num_placed": worker.num_placed,
             "load": report.load.model_dump(),
         }

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from functools import partial
+from random import Random
 
 import aiohttp
 from aiohttp import web
@@ -73,6 +74,7 @@ async def build_coordinator(
             token=token,
             base_url=base_url,
             metrics=metrics,
+            random=Random(config.routing.seed),
         )
         metrics.watch(
             workers=lambda: [(w.stage.value, w.state.value) for w in registry.all()],

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from epd.addresses import http_url, parse_host, parse_url
+from epd.config.routing import RoutingConfig
 from epd.config.sglang import GPUGroup, SGLangTuning
 from epd.types import Stage
 
@@ -154,6 +155,7 @@ class CoordinatorConfig(_Section):
     lease: LeaseConfig = LeaseConfig()
     media: MediaConfig = MediaConfig()
     requests: RequestConfig = RequestConfig()
+    routing: RoutingConfig = RoutingConfig()
     log_level: LogLevel = "info"
     """Least severe log message that is written."""
 

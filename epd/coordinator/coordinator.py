@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from epd.auth import ClusterToken
@@ -26,12 +27,14 @@ from epd.coordinator.dispatch import Dispatch, Pair, Sink
 from epd.coordinator.encode_gateway import EncodeGateway
 from epd.coordinator.lifecycle import RequestLog, RequestRecord, RequestState
 from epd.coordinator.media_urls import MediaURLs
+from epd.coordinator.pair_placement import PairPlacement
+from epd.coordinator.prompt_blocks import prompt_blocks
 from epd.coordinator.request_body import RequestBody, count_image_tokens
 from epd.errors import AbortedError, ContextLengthError, EPDError, OverloadedError
 from epd.media import MediaCache, MediaEdge, MediaItem
 from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
-from epd.pools.routing import least_loaded
+from epd.pools.router import build_router
 from epd.types import Room, Stage
 from epd.wire import ModelCard, Span, WorkerReport
 
@@ -51,6 +54,8 @@ class _Plan:
     is_stream: bool
     image_tokens: dict[str, int]
     """By content hash."""
+    prefill_load: ExitStack
+    """What weighs on the prefill worker until decode has the KV."""
 
 
 class Coordinator:
@@ -68,12 +73,14 @@ class Coordinator:
         token: ClusterToken,
         base_url: str,
         metrics: CoordinatorMetrics,
+        random: Random,
         mint_room: Callable[[], Room] = lambda: Room(secrets.randbits(63)),
     ) -> None:
         """Wire the parts together.
 
         Args:
             base_url: the URL under which workers reach this coordinator.
+            random: draws the lots of routing policies that use them.
             mint_room: gives a room no other request has (63 random bits).
         """
         self.base_url = base_url.rstrip("/")
@@ -82,8 +89,12 @@ class Coordinator:
         self.log = RequestLog(clock)
         self.media_urls = MediaURLs(base_url, token, clock, ttl_s=config.requests.total_s + 60)
         self.gateway = EncodeGateway(
-            registry, client, least_loaded, timeout_s=config.requests.first_token_s
+            registry,
+            client,
+            build_router(Stage.ENCODE, config.routing, random),
+            timeout_s=config.requests.first_token_s,
         )
+        self.pairs = PairPlacement(registry, self.gateway.placement, config.routing, random)
         self.media_cache = media_cache
         self._edge = edge
         self._config = config
@@ -188,6 +199,7 @@ class Coordinator:
                 record,
                 plan.pair,
                 is_stream=plan.is_stream,
+                on_hand_over=plan.prefill_load.close,
             )
             record.enter(RequestState.DISPATCHED)
             with self._in_room(record, plan):
@@ -204,14 +216,20 @@ class Coordinator:
         record.num_images = len(items)
         record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
         self.metrics.image_tokens.inc(record.num_image_tokens)
-        pair = self._choose(card)
+        hashes = [item.content_hash for item in items]
+        blocks = prompt_blocks(body.request, hashes, tokens)
+        placed = self.pairs.place(card.model_id, blocks, tokens, body.request.max_new_tokens)
+        pair = placed.pair
         _check_context(record.num_image_tokens, pair)
-        for worker in (pair.prefill, pair.decode):
-            held.enter_context(worker.carrying(record.num_image_tokens + body.num_text_tokens))
+        record.placements += placed.placements
+        self.pairs.remember(pair.prefill, blocks)
+        held.enter_context(pair.decode.carrying(placed.kv_tokens))
+        prefill_load = held.enter_context(ExitStack())
+        prefill_load.enter_context(pair.prefill.carrying(placed.prefill_tokens))
         rewritten = await body.for_workers(
             record.request_id, self._mint_room(), pair.prefill.report, items, self.media_urls.sign
         )
-        return _Plan(pair, rewritten, body.request.stream, tokens)
+        return _Plan(pair, rewritten, body.request.stream, tokens, prefill_load)
 
     def _require_stages(self, body: RequestBody, card: ModelCard) -> None:
         """Fail at once, before any fetch, when a stage has no worker."""
@@ -238,17 +256,11 @@ class Coordinator:
         self.metrics.stage_seconds.labels("fetch").observe(span.duration_s)
         return items
 
-    def _choose(self, card: ModelCard) -> Pair:
-        return Pair(
-            prefill=self.registry.choose(Stage.PREFILL, card.model_id, least_loaded),
-            decode=self.registry.choose(Stage.DECODE, card.model_id, least_loaded),
-        )
-
     @contextlib.contextmanager
     def _in_room(self, record: RequestRecord, plan: _Plan) -> Generator[None]:
         """Let workers meet over this request; afterwards make those drop it that still hold it."""
         request_id = record.request_id
-        self.gateway.open(request_id, record.model_id, plan.image_tokens)
+        self.gateway.open(record, plan.pair.prefill, plan.image_tokens)
         self.metrics.rooms_open.inc()
         try:
             yield

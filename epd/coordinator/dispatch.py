@@ -89,13 +89,26 @@ class Dispatch:
         pair: Pair,
         *,
         is_stream: bool,
+        on_hand_over: Callable[[], None],
     ) -> None:
+        """Prepare the attempt.
+
+        Args:
+            client: reaches the workers.
+            clock: measures deadlines.
+            limits: the deadlines.
+            record: the request's.
+            pair: who does the work.
+            is_stream: whether the client wants server-sent events.
+            on_hand_over: called once decode has the KV, and prefill is free of the request.
+        """
         self._client = client
         self._clock = clock
         self._limits = limits
         self._record = record
         self._pair = pair
         self._is_stream = is_stream
+        self._on_hand_over = on_hand_over
         self._handed_over = asyncio.Event()  # decode has the KV: prefill is no longer needed
         self._is_received = False  # the answer is all here: decode is no longer needed
         self._deadline_moved = asyncio.Event()  # nearer: progress only puts it off
@@ -208,6 +221,7 @@ class Dispatch:
     def _hand_over(self) -> None:
         if not self._handed_over.is_set():
             self._handed_over.set()
+            self._on_hand_over()
             self._progress_s = self._clock.monotonic()
             self._awaited = "the next token did not come"
             self._deadline_moved.set()

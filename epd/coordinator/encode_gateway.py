@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 from epd.coordinator.client import WorkerClient
 from epd.coordinator.encode_part import Part
 from epd.coordinator.encode_placement import EncodePlacement
+from epd.coordinator.lifecycle import RequestRecord
 from epd.errors import BadRequestError, DeadlineError, EPDError, NoWorkerError, WorkerError
 from epd.pools.registry import Registry, Worker
-from epd.pools.routing import Policy
+from epd.pools.router import Router
+from epd.pools.routing import Place
 from epd.types import RequestId
 from epd.waiting import unless
 from epd.wire import EncodeRequest, MetadataRequest, ReceiverRequest, SendRequest, parse
@@ -42,7 +44,9 @@ _MAX_PLACEMENTS = 3
 class _Flight:
     """The parts of one request in flight."""
 
-    model_id: str
+    record: RequestRecord
+    receiver: Place
+    """Where the prefill worker is."""
     image_tokens: dict[str, int]
     """By content hash; the cost the policy weighs."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
@@ -56,11 +60,11 @@ class EncodeGateway:
         self,
         registry: Registry,
         client: WorkerClient,
-        policy: Policy,
+        router: Router,
         *,
         timeout_s: float,
     ) -> None:
-        self.placement = EncodePlacement(registry, policy)
+        self.placement = EncodePlacement(registry, router)
         self._client = client
         self._timeout_s = timeout_s
         self._flights: dict[RequestId, _Flight] = {}
@@ -70,9 +74,9 @@ class EncodeGateway:
         """Parts placed and not yet closed."""
         return sum(len(flight.parts) for flight in self._flights.values())
 
-    def open(self, request_id: RequestId, model_id: str, image_tokens: dict[str, int]) -> None:
-        """Expect parts of this request; `image_tokens` is by content hash."""
-        self._flights[request_id] = _Flight(model_id, image_tokens)
+    def open(self, record: RequestRecord, prefill: Worker, image_tokens: dict[str, int]) -> None:
+        """Expect parts of this request from `prefill`; `image_tokens` is by content hash."""
+        self._flights[record.request_id] = _Flight(record, prefill.place, image_tokens)
 
     def close(self, request_id: RequestId) -> list[Worker]:
         """Forget the request. Returns the workers to tell that nobody will take its parts."""
@@ -146,9 +150,9 @@ class EncodeGateway:
     async def _encode(self, flight: _Flight, part: Part) -> dict[str, Any]:
         failure: EPDError | None = None
         try:
-            async with self.placement.turn(flight.model_id, part):
+            async with self.placement.turn(flight.record.model_id, part):
                 while len(part.failed) < _MAX_PLACEMENTS:
-                    async with self.placement.at_work(flight.model_id, part) as worker:
+                    async with self.placement.at_work(flight.record.model_id, part) as worker:
                         try:
                             answer = await self._encode_at(flight, part, worker)
                         except (WorkerError, DeadlineError) as error:
@@ -158,7 +162,7 @@ class EncodeGateway:
                             part.take_from(worker)
                             logger.warning("image part is placed again: %s", error)
                             continue
-                    self.placement.remember(flight.model_id, part, worker)
+                    self.placement.remember(flight.record.model_id, part, worker)
                     return answer
                 assert failure is not None, "a part that was tried so often has failed"
                 raise failure
@@ -237,7 +241,9 @@ class EncodeGateway:
             raise BadRequestError(f"part {req_id} is of no request in flight", param="req_id")
         part = flight.parts.get(req_id)
         if part is None:
-            part = flight.parts[req_id] = Part(flight.image_tokens)
+            part = flight.parts[req_id] = Part(
+                flight.image_tokens, flight.receiver, flight.record.placements
+            )
         return flight, part
 
 

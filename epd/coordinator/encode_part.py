@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 
+from epd.coordinator.lifecycle import Placement
 from epd.errors import EPDError, WorkerError
 from epd.pools.registry import Worker
+from epd.pools.routing import Place
 from epd.waiting import unless
 from epd.wire import EncodeRequest
 
@@ -20,9 +22,15 @@ class Part:
 
     Args:
         tokens_by_hash: image tokens of the request's images, by content hash.
+        receiver: where the prefill worker is that takes the embeddings.
+        placements: the request's, for its timeline.
     """
 
-    def __init__(self, tokens_by_hash: dict[str, int]) -> None:
+    def __init__(
+        self, tokens_by_hash: dict[str, int], receiver: Place, placements: list[Placement]
+    ) -> None:
+        self.receiver = receiver
+        self.placements = placements
         self.request: EncodeRequest | None = None
         """The prefill worker's `/encode`; None until it came."""
         self.body = b""
@@ -50,8 +58,8 @@ class Part:
 
     @property
     def num_tokens(self) -> int:
-        """Image tokens of the part; 0 for images of a family that EPD cannot count."""
-        return sum(self._tokens_by_hash.get(content_hash, 0) for content_hash in self.key)
+        """Image tokens of the part; 1 for images of a family that EPD cannot count."""
+        return sum(self._tokens_by_hash.get(content_hash, 0) for content_hash in self.key) or 1
 
     @property
     def worker(self) -> Worker | None:
@@ -65,12 +73,17 @@ class Part:
         last = set[Worker]() if self.is_sent or self._last is None else {self._last}
         return {worker for worker in self.failed | last if not worker.lost.is_set()}
 
-    def place(self, worker: Worker) -> None:
-        """The part is given to `worker`, and weighs on it until it is sent or taken away."""
+    def place(self, worker: Worker, num_tokens: int) -> None:
+        """The part is given to `worker`, and weighs on it until it is sent or taken away.
+
+        Args:
+            worker: who gets it.
+            num_tokens: image tokens that `worker` must encode for it.
+        """
         if self._placed.done():
             self._placed = _future()
         self._load.close()
-        self._load.enter_context(worker.carrying(self.num_tokens))
+        self._load.enter_context(worker.carrying(num_tokens))
         self._placed.set_result(worker)
         self._taken = asyncio.Event()
         self._last = worker

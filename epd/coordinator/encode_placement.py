@@ -1,6 +1,7 @@
 """Which encode worker gets a part, and when: content affinity, joined duplicates, late binding.
 
-- An image that a worker has encoded goes to that worker again, which still has the embeddings.
+- The policy chooses among the workers that have room, and those that have encoded the image before:
+  these need none, as they still have the embeddings.
 - While an image is being encoded, other parts with the same image wait: it is encoded once.
 - A worker is given no more parts at once than it works on. What is over that waits here and goes to
   whichever worker is free first, so that none idles while another has a queue.
@@ -11,16 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 from epd.coordinator.encode_part import Part
+from epd.coordinator.lifecycle import Placement
 from epd.errors import NoWorkerError
 from epd.pools.registry import Registry, Worker
-from epd.pools.routing import Policy
+from epd.pools.router import Router
+from epd.pools.routing import Choice, HandOff, Place, Work
 from epd.types import Stage
 
 _MAX_REMEMBERED = 65_536
+_MAX_HOLDERS = 4
 _LOOK_AGAIN_S = 0.5
 
 Key = tuple[str, ...]
@@ -39,18 +43,18 @@ class EncodePlacement:
 
     Args:
         registry: the encode workers.
-        policy: chooses among workers that are free.
+        router: chooses among workers that are free.
     """
 
-    def __init__(self, registry: Registry, policy: Policy) -> None:
+    def __init__(self, registry: Registry, router: Router) -> None:
         self.num_placed = 0
         self.num_repeats = 0
         """Of those placed, the parts that went to a worker because it had encoded them before."""
         self._registry = registry
-        self._policy = policy
+        self._router = router
         self._busy: dict[Worker, int] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._homes: OrderedDict[tuple[str, Key], Worker] = OrderedDict()
+        self._holders: OrderedDict[tuple[str, Key], tuple[Worker, ...]] = OrderedDict()
         self._turns: dict[tuple[str, Key], _Turn] = {}
 
     @property
@@ -82,10 +86,13 @@ class EncodePlacement:
         Raises:
             NoWorkerError: no worker is ready that has not failed at this part.
         """
-        worker = await self._free_worker(model_id, part)
+        worker, choice = await self._free_worker(model_id, part)
+        hit_tokens = choice.candidate.hit_tokens
         self._busy[worker] = self._busy.get(worker, 0) + 1
         self.num_placed += 1
-        part.place(worker)
+        self.num_repeats += hit_tokens > 0
+        part.place(worker, part.num_tokens - hit_tokens)
+        part.placements.append(Placement(Stage.ENCODE, worker.worker_id, choice.reason))
         try:
             yield worker
         finally:
@@ -97,30 +104,52 @@ class EncodePlacement:
     def remember(self, model_id: str, part: Part, worker: Worker) -> None:
         """`worker` has the part's embeddings from now on."""
         if part.key:
-            self._homes[model_id, part.key] = worker
-            self._homes.move_to_end((model_id, part.key))
-            if len(self._homes) > _MAX_REMEMBERED:
-                self._homes.popitem(last=False)
+            key = (model_id, part.key)
+            others = [w for w in self._holders.get(key, ()) if w is not worker]
+            live = [w for w in others if not w.lost.is_set()]
+            self._holders[key] = (worker, *live)[:_MAX_HOLDERS]
+            self._holders.move_to_end(key)
+            if len(self._holders) > _MAX_REMEMBERED:
+                self._holders.popitem(last=False)
 
-    async def _free_worker(self, model_id: str, part: Part) -> Worker:
+    def hand_offs(self, model_id: str, image_tokens: Mapping[str, int]) -> list[HandOff]:
+        """Where embeddings of images may come from: who has them cached, or any encode worker."""
+        if not image_tokens:
+            return []
+        ready = self._registry.ready(Stage.ENCODE, model_id)
+        anywhere = frozenset(worker.place for worker in ready)
+        tokens: dict[frozenset[Place], int] = {}
+        for content_hash, num_tokens in image_tokens.items():
+            holders = self._holders.get((model_id, (content_hash,)), ())
+            places = frozenset(worker.place for worker in holders if worker in ready) or anywhere
+            tokens[places] = tokens.get(places, 0) + num_tokens
+        return [HandOff(num_tokens, places) for places, num_tokens in tokens.items()]
+
+    async def _free_worker(self, model_id: str, part: Part) -> tuple[Worker, Choice]:
         is_first_look = True
         while True:
             ready = self._registry.ready(Stage.ENCODE, model_id)
             usable = [worker for worker in ready if worker not in part.failed]
             if not usable:
                 raise NoWorkerError("every encode worker that is ready failed at this image")
-            home = self._homes.get((model_id, part.key))
-            if home is not None and home in usable:
-                # Whatever it is busy with: finding the embeddings costs it next to nothing.
-                self.num_repeats += 1
-                return home
-            free = [worker for worker in usable if self._has_room(worker)]
+            holders = self._holders.get((model_id, part.key), ())
             # Who has waited is served before who comes now.
-            if free and not (is_first_look and self._waiting):
-                chosen = self._policy([worker.candidate for worker in free])
-                return next(worker for worker in free if worker.worker_id == chosen.worker_id)
+            is_its_turn = not (is_first_look and self._waiting)
+            found = [w for w in usable if w in holders or (is_its_turn and self._has_room(w))]
+            if found:
+                return self._choose(found, holders, part)
             await self._wait(is_new=is_first_look)
             is_first_look = False
+
+    def _choose(
+        self, workers: list[Worker], holders: tuple[Worker, ...], part: Part
+    ) -> tuple[Worker, Choice]:
+        return self._router.choose(
+            workers,
+            Work(part.num_tokens, key=" ".join(part.key)),
+            hits={worker.worker_id: part.num_tokens for worker in holders},
+            hand_offs=[HandOff(part.num_tokens, frozenset({part.receiver}))],
+        )
 
     def _has_room(self, worker: Worker) -> bool:
         return self._busy.get(worker, 0) < worker.report.encode_window

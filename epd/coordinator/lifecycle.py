@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from epd.clock import Clock
-from epd.types import RequestId
+from epd.types import RequestId, Stage
 from epd.wire import Span
 
 
@@ -46,6 +46,15 @@ _NEXT: dict[RequestState, frozenset[RequestState]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A worker that a request, or one of its images, was given to, and why."""
+
+    stage: Stage
+    worker_id: str
+    reason: str
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """A request as operators see it: state, counts and times, never its content."""
@@ -67,6 +76,7 @@ class RequestRecord:
     is_answered: bool = False
     """The client has the whole answer; whatever happens afterwards, the request has finished."""
     ended_s: float | None = None
+    placements: list[Placement] = field(default_factory=list[Placement])
     spans: list[tuple[str, Span]] = field(default_factory=list[tuple[str, Span]])
     """(worker_id, span); the coordinator's own spans carry the worker_id `coordinator`."""
 
@@ -118,6 +128,7 @@ class RequestRecord:
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
             "e2e_s": self.e2e_s,
+            "placements": [asdict(placement) for placement in self.placements],
             "spans": [
                 {"worker_id": worker_id, **span.model_dump(exclude={"request_id"})}
                 for worker_id, span in sorted(self.spans, key=lambda item: item[1].start_unix_s)

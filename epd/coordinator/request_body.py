@@ -29,7 +29,6 @@ from epd.wire import (
 from epd.wire.chat import COORDINATOR_FIELDS
 
 _LARGE_BYTES = 2**18  # takes a millisecond if it is text, and some tens in the worst case
-_CHARS_PER_TOKEN = 4  # of text in most languages; only compared with other estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +66,6 @@ class RequestBody:
     def image_urls(self) -> list[tuple[str, str]]:
         """(URL, field path) of every image, in order."""
         return [(part.image_url.url, path) for path, part in self.request.images]
-
-    @property
-    def num_text_tokens(self) -> int:
-        """Tokens of all texts, roughly."""
-        num_chars = 0
-        for message in self.request.messages:
-            if isinstance(message.content, str):
-                num_chars += len(message.content)
-            elif message.content:
-                num_chars += sum(len(getattr(part, "text", "")) for part in message.content)
-        return num_chars // _CHARS_PER_TOKEN
 
     async def for_workers(
         self,

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+
+from yarl import URL
 
 from epd.clock import Clock
 from epd.errors import BadRequestError, NoWorkerError, UnknownModelError, WorkerError
-from epd.pools.routing import Candidate, Policy
+from epd.pools.routing import Place, place_of
 from epd.types import Stage, WorkerId, WorkerState
 from epd.wire import ModelCard, WorkerReport
 
@@ -39,6 +41,9 @@ class Worker:
         """Requests this coordinator has given the worker and not seen end."""
         self.tokens_in_flight = 0
         self.num_placed = 0
+        self.last_turn = 0
+        """Number of its router's choice that last fell on it."""
+        self.place: Place = place_of(report.labels, URL(report.url).host or "")
 
     @property
     def worker_id(self) -> WorkerId:
@@ -54,11 +59,6 @@ class Worker:
 
     def __str__(self) -> str:
         return f"{self.stage} worker {self.worker_id}"
-
-    @property
-    def candidate(self) -> Candidate:
-        """The snapshot a routing policy decides on."""
-        return Candidate(self.worker_id, self.tokens_in_flight, self.num_in_flight, self.num_placed)
 
     @property
     def loss(self) -> WorkerError:
@@ -86,6 +86,11 @@ class Registry:
         self._lease_s = lease_s
         self._workers: dict[WorkerId, Worker] = {}
         self._is_closed = False
+        self._on_end: list[Callable[[Worker], None]] = []
+
+    def on_end(self, call: Callable[[Worker], None]) -> None:
+        """Have `call` told of each worker whose life has ended, and with it all that it held."""
+        self._on_end.append(call)
 
     def report(self, report: WorkerReport) -> None:
         """Take a worker's report: a registration, a heartbeat, or a farewell (state gone).
@@ -183,11 +188,6 @@ class Registry:
             )
         return found
 
-    def choose(self, stage: Stage, model_id: str, policy: Policy) -> Worker:
-        """The ready worker that `policy` picks; raises as `ready`."""
-        ready = self.ready(stage, model_id)
-        return self._workers[WorkerId(policy([w.candidate for w in ready]).worker_id)]
-
     def model(self, model_id: str) -> ModelCard:
         """The card of a served model.
 
@@ -219,6 +219,8 @@ class Registry:
             worker.state = state
             worker.fate = fate
             worker.lost.set()
+            for call in self._on_end:
+                call(worker)
 
     def _log(self, worker: Worker, message: str) -> None:
         logger.info(message, extra={"worker_id": worker.worker_id, "stage": worker.stage})

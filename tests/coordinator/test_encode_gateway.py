@@ -25,6 +25,8 @@ from tests.fakes.fleet import FakeEncode
 from tests.media.images import png
 
 CHAT = "/v1/chat/completions"
+SPREAD = {"free_encode_queue_tokens": 0}
+"""Images of one token each go to different workers while they are in flight together."""
 
 
 @dataclass
@@ -90,7 +92,7 @@ async def test_every_image_is_fetched_checked_encoded_and_sent_once(num_images: 
 
 
 async def test_two_images_of_a_request_go_to_two_workers() -> None:
-    async with deployed(workers={**ONE_OF_EACH, Stage.ENCODE: 2}) as d:
+    async with deployed(workers={**ONE_OF_EACH, Stage.ENCODE: 2}, routing=SPREAD) as d:
         parts = [image_part(data_url(png(28 + i, 28))) for i in range(2)]
         assert (await d.chat(*parts)).status == 200
         first, second = d.fleet.of(Stage.ENCODE)
@@ -130,7 +132,7 @@ async def test_a_call_that_comes_before_its_part_is_encoded_waits_for_it(early: 
 
 
 async def test_calls_about_a_part_follow_it_over_any_slot() -> None:
-    async with flight(num_images=2, num_encoders=2) as (d, f):
+    async with flight(num_images=2, num_encoders=2, routing=SPREAD) as (d, f):
         for index in range(2):
             await f.encode(index, slot=index)
         for index in range(2):
@@ -184,11 +186,11 @@ async def test_an_encode_worker_that_dies_while_encoding_fails_the_request_at_on
 async def test_a_bug_in_placing_a_part_is_logged_and_told_to_all_who_wait_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def bug(_: object) -> None:
+    def bug(*_: object, **__: object) -> None:
         raise KeyError("inner detail")
 
     async with flight() as (d, f):
-        monkeypatch.setattr(d.coordinator.gateway.placement, "_policy", bug)
+        monkeypatch.setattr(d.coordinator.gateway.placement._router, "choose", bug)
         waiting = asyncio.create_task(f.metadata())
         await asyncio.sleep(0.05)
         for answer in (await f.encode(), await waiting):
@@ -285,9 +287,10 @@ async def test_a_call_that_makes_no_sense_is_a_400(body: bytes) -> None:
             assert answer.status == 400
 
 
-async def test_idle_encoders_take_turns_over_requests() -> None:
+@pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
+async def test_idle_encoders_take_turns_over_requests(policy: str) -> None:
     """Round-robin that restarts with each request gives all to encoder 0 (vllm#52484)."""
-    async with deployed(workers={**ONE_OF_EACH, Stage.ENCODE: 3}) as d:
+    async with deployed(workers={**ONE_OF_EACH, Stage.ENCODE: 3}, routing={"encode": policy}) as d:
         for i in range(9):
             assert (await d.chat(image_part(data_url(png(28 + i, 28))))).status == 200
         encoders: list[FakeEncode] = d.fleet.of(Stage.ENCODE)

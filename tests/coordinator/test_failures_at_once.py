@@ -75,6 +75,7 @@ async def run(prefill: BaseException, decode: BaseException) -> None:
         RequestRecord(RequestId("r"), created_unix_s=0, created_s=1000),
         Pair(worker(Stage.PREFILL), worker(Stage.DECODE)),
         is_stream=True,
+        on_hand_over=lambda: None,
     )
     await dispatch.run(b"{}", NoSink())
 

@@ -7,7 +7,7 @@ import pytest
 from epd.clock import FakeClock
 from epd.errors import BadRequestError, NoWorkerError, UnknownModelError, WorkerError
 from epd.pools.registry import Registry, Worker
-from epd.pools.routing import least_loaded
+from epd.pools.routing import Place
 from epd.types import Stage, WorkerState
 from epd.wire import ModelCard, WorkerReport
 
@@ -250,14 +250,27 @@ def test_a_closed_registry_gives_no_work_however_alive_its_workers_are(registry:
         registry.ready(Stage.DECODE, "m")
 
 
-def test_idle_workers_take_turns(registry: Registry) -> None:
-    """Round-robin that restarts with each request gives all to the first (vllm#52484)."""
-    for index in range(3):
-        registry.report(report(f"d{index}"))
-    for _ in range(30):
-        with registry.choose(Stage.DECODE, "m", least_loaded).carrying(100):
-            pass
-    assert [worker.num_placed for worker in registry.all()] == [10, 10, 10]
+def test_the_end_of_a_life_is_told_once_and_before_the_next_begins(
+    registry: Registry, clock: FakeClock
+) -> None:
+    ended: list[tuple[int, WorkerState]] = []
+    registry.on_end(lambda worker: ended.append((worker.report.epoch, worker.state)))
+    registry.report(report())
+    registry.report(report(epoch=2))
+    assert ended == [(1, WorkerState.LOST)]
+    clock.advance(LEASE_S + 1)
+    registry.expire()
+    registry.expire()
+    assert ended[1:] == [(2, WorkerState.LOST)]
+    registry.report(report(epoch=3))
+    registry.report(report(epoch=3, state=WorkerState.GONE))
+    registry.close()
+    assert ended[2:] == [(3, WorkerState.GONE)]
+
+
+def test_a_workers_place_is_its_labels_and_the_host_of_its_url(registry: Registry) -> None:
+    registry.report(report(url="http://[fd00::1]:80", labels={"zone": "z", "rack": "r"}))
+    assert only(registry).place == Place("fd00::1", "r", "z")
 
 
 def test_carrying_is_counted_back_when_the_request_fails(registry: Registry) -> None:

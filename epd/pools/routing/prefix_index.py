@@ -81,8 +81,8 @@ class PrefixIndex:
         holders, num_tokens = -1, 0
         for block in blocks:
             still = holders & self._holders.get(block.chain_hash, 0)
-            if num_tokens:
-                found.update(dict.fromkeys(self._workers(holders & ~still), num_tokens))
+            if still != holders and num_tokens:
+                found.update(dict.fromkeys(self._workers(holders ^ still), num_tokens))
             holders = still
             if not holders:
                 return found

@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
     last_turn: int = 0
     """Number of the choice that last fell on it; 0 if none has."""
     hit_tokens: int = 0
-    """Tokens of this work that it need not compute: an image or a prefix it has in its cache."""
+    """Tokens of this work, if not all, that it has in its cache and need not compute."""
     link_tokens: float = 0.0
     """What the hand-offs of this work cost there, in tokens computed in the same time."""
     num_running: int = 0

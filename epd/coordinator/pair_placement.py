@@ -1,0 +1,105 @@
+"""Which prefill and which decode worker get a request.
+
+Owns what is believed of the workers' KV caches. Image parts are placed later, each when the prefill
+worker asks for it (`encode_placement`); where their embeddings may come from counts here already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from epd.config import RoutingConfig
+from epd.coordinator.dispatch import Pair
+from epd.coordinator.encode_placement import EncodePlacement
+from epd.coordinator.lifecycle import Placement
+from epd.pools.registry import Registry, Worker
+from epd.pools.router import build_router
+from epd.pools.routing import Block, HandOff, PrefixIndex, Work
+from epd.types import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPair:
+    """The workers of one request, and what it weighs on them."""
+
+    pair: Pair
+    placements: tuple[Placement, Placement]
+    prefill_tokens: int
+    """Prompt tokens that prefill is believed to have to compute."""
+    kv_tokens: int
+    """KV that decode will hold, as far as is reserved for the answer."""
+
+
+class PairPlacement:
+    """Places prefill and decode.
+
+    Args:
+        registry: the workers; tells when one ends.
+        encode: knows which encode workers may send a request's embeddings.
+        config: the policies and what they weigh.
+        random: draws lots.
+    """
+
+    def __init__(
+        self, registry: Registry, encode: EncodePlacement, config: RoutingConfig, random: Random
+    ) -> None:
+        self.index = PrefixIndex(max_blocks=config.max_prefix_blocks)
+        self._registry = registry
+        self._encode = encode
+        self._reserved_tokens = config.decode_reserved_tokens
+        self._prefill = build_router(Stage.PREFILL, config, random)
+        self._decode = build_router(Stage.DECODE, config, random)
+        registry.on_end(lambda worker: self.index.forget(worker.worker_id))
+
+    def place(
+        self,
+        model_id: str,
+        blocks: Sequence[Block],
+        image_tokens: Mapping[str, int],
+        max_new_tokens: int | None,
+    ) -> PlacedPair:
+        """Choose the pair for a request.
+
+        Args:
+            model_id: the model it asks for.
+            blocks: its prompt.
+            image_tokens: of its images, by content hash.
+            max_new_tokens: limit on its answer, if it has one.
+
+        Raises:
+            NoWorkerError: there is no worker of a stage; the message names it.
+        """
+        num_tokens = sum(block.num_tokens for block in blocks)
+        decoders = self._registry.ready(Stage.DECODE, model_id)
+        kv = HandOff(num_tokens, frozenset(worker.place for worker in decoders))
+        prefill, first = self._prefill.choose(
+            self._registry.ready(Stage.PREFILL, model_id),
+            Work(num_tokens),
+            hits=self.index.find(blocks),
+            hand_offs=[*self._encode.hand_offs(model_id, image_tokens), kv],
+        )
+        growth = self._reserved_tokens
+        if max_new_tokens is not None:
+            growth = min(growth, max_new_tokens)
+        decode, second = self._decode.choose(
+            decoders,
+            Work(num_tokens, growth),
+            hits={},
+            hand_offs=[HandOff(num_tokens, frozenset({prefill.place}))],
+        )
+        return PlacedPair(
+            Pair(prefill, decode),
+            (
+                Placement(Stage.PREFILL, prefill.worker_id, first.reason),
+                Placement(Stage.DECODE, decode.worker_id, second.reason),
+            ),
+            prefill_tokens=num_tokens - first.candidate.hit_tokens,
+            kv_tokens=num_tokens + growth,
+        )
+
+    def remember(self, prefill: Worker, blocks: Sequence[Block]) -> None:
+        """The worker will have a prompt's blocks in its cache."""
+        capacity = prefill.report.load.max_total_num_tokens
+        self.index.add(prefill.worker_id, blocks, max_tokens=capacity)
