@@ -17,6 +17,8 @@ from epd.wire.handoff import (
     SendRequest,
     SendResponse,
     bare_hash,
+    part_id,
+    rid_of,
     wire_hash,
 )
 from epd.wire.parsing import dump_json, load_json, parse
@@ -55,5 +57,7 @@ __all__ = [
     "load_json",
     "parse",
     "parse_chat_request",
+    "part_id",
+    "rid_of",
     "wire_hash",
 ]

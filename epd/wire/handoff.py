@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 _HASH_PREFIX = "sha256:"
+_PART_MARK = "_local_part_"
 
 
 def wire_hash(content_hash: str) -> str:
@@ -24,6 +25,16 @@ def bare_hash(text: str) -> str:
     return text.removeprefix(_HASH_PREFIX).lower()
 
 
+def part_id(rid: str, part_idx: int) -> str:
+    """The `req_id` of one image part of request `rid`, as SGLang's receiver makes it."""
+    return f"{rid}{_PART_MARK}{part_idx}"
+
+
+def rid_of(req_id: str) -> str:
+    """The request that a part belongs to."""
+    return req_id.rsplit(_PART_MARK, 1)[0]
+
+
 class _Message(BaseModel):
     # SGLang adds fields between releases; a reader ignores what it does not know.
     model_config = ConfigDict(extra="ignore")
@@ -32,8 +43,8 @@ class _Message(BaseModel):
 class EncodeRequest(_Message):
     """`POST /encode`: encode the images of one part. SGLang: disaggregation/encoder/receiver.py.
 
-    A part's id is `{rid}_local_part_{part_idx}`. An item is a URL, or an object with `url` and
-    perhaps `content_hash` (`sha256:` and the hex SHA-256 of the file) and `detail`.
+    `req_id` is a `part_id`. An item is a URL, or an object with `url` and perhaps `content_hash`
+    (`sha256:` and the hex SHA-256 of the file) and `detail`.
     """
 
     req_id: str = Field(min_length=1)

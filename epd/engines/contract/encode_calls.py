@@ -28,6 +28,7 @@ from epd.wire import (
     MetadataResponse,
     SendRequest,
     SendResponse,
+    part_id,
 )
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class EncodeCalls:
         return await all_of(
             self._encode_one(
                 EncodeRequest(
-                    req_id=f"{rid}_local_part_{index}",
+                    req_id=part_id(rid, index),
                     mm_items=[part.image_url.model_dump(exclude_none=True)],
                     num_parts=len(chat.images),
                     part_idx=index,

@@ -22,7 +22,7 @@ from epd.engines.sim.pace import Pace
 from epd.engines.sim.profile import Profile
 from epd.engines.torch.embedding_store import EmbeddingStore, Entry, Stored
 from epd.engines.torch.image_source import ImageReference, content_hash_of, fetch_image
-from epd.engines.torch.parts import Part, PartTable, rid_of
+from epd.engines.torch.parts import Part, PartTable
 from epd.errors import BadRequestError, EPDError, WorkerError
 from epd.media import inspect_image
 from epd.wire import (
@@ -33,6 +33,7 @@ from epd.wire import (
     SendRequest,
     SendResponse,
     parse,
+    rid_of,
 )
 
 _ADDRESS = 2**20

@@ -22,7 +22,7 @@ from epd.engines.torch.encode_batches import EncodeBatches
 from epd.engines.torch.image_processor import ImageProcessor, Patches
 from epd.engines.torch.image_source import ImageReference, content_hash_of, fetch_image
 from epd.engines.torch.memory import rows
-from epd.engines.torch.parts import Part, PartTable, rid_of
+from epd.engines.torch.parts import Part, PartTable
 from epd.errors import BadRequestError, EPDError, WorkerError
 from epd.transfer import Block, TransferEngine
 from epd.wire import (
@@ -33,6 +33,7 @@ from epd.wire import (
     SendRequest,
     SendResponse,
     parse,
+    rid_of,
 )
 
 

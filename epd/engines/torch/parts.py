@@ -2,7 +2,7 @@
 
 A part that is held keeps its images in the store if there is room (see `embedding_store.py`).
 
-A part is named by its req_id (`{rid}_local_part_{i}`). Calls about it may come in any order.
+A part is named by its req_id (see `epd.wire.part_id`). Calls about it may come in any order.
 """
 
 from __future__ import annotations
@@ -15,14 +15,7 @@ from enum import StrEnum
 from epd.engines.torch.embedding_store import EmbeddingStore
 from epd.engines.torch.image_source import ImageReference
 from epd.errors import BadRequestError, DeadlineError, EPDError, WorkerError
-from epd.wire import EncodeResponse
-
-_PART_MARK = "_local_part_"
-
-
-def rid_of(req_id: str) -> str:
-    """The request that a part belongs to."""
-    return req_id.rsplit(_PART_MARK, 1)[0]
+from epd.wire import EncodeResponse, rid_of
 
 
 class PartState(StrEnum):

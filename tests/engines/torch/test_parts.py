@@ -5,11 +5,11 @@ import pytest
 from epd.clock import FakeClock
 from epd.engines.torch.embedding_store import EmbeddingStore
 from epd.engines.torch.image_source import ImageReference
-from epd.engines.torch.parts import PartState, PartTable, rid_of
+from epd.engines.torch.parts import PartState, PartTable
 from epd.errors import BadRequestError, DeadlineError, MediaError, WorkerError
-from epd.wire import EncodeResponse
+from epd.wire import EncodeResponse, part_id
 
-PART = "r_local_part_0"
+PART = part_id("r", 0)
 IMAGES = [ImageReference("http://coordinator/internal/media/x")]
 RESPONSE = EncodeResponse(
     req_id=PART, part_idx=0, embedding_size=4, embedding_len=1, embedding_dim=1
@@ -28,10 +28,6 @@ async def is_idle(store: EmbeddingStore) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def test_a_part_belongs_to_its_request():
-    assert rid_of("chatcmpl-1_local_part_12") == "chatcmpl-1"
 
 
 async def test_a_part_is_encoded_sent_and_let_go(store: EmbeddingStore):
@@ -103,13 +99,13 @@ async def test_a_failed_write_leaves_the_part_for_another_try_under_a_new_lease(
 
 async def test_aborting_a_request_removes_its_parts_and_no_others(store: EmbeddingStore):
     table = PartTable(store, lease_s=5)
-    for req_id in ("r_local_part_0", "r_local_part_1", "other_local_part_0"):
+    for req_id in (part_id("r", 0), part_id("r", 1), part_id("other", 0)):
         part = table.open(req_id, IMAGES)
         table.hold(part, "k")
         table.publish(part, RESPONSE)
     table.remove_request("r")
     assert not await is_idle(store)
-    table.remove(table.begin_send("other_local_part_0"))
+    table.remove(table.begin_send(part_id("other", 0)))
     assert await is_idle(store)
 
 
