@@ -1,14 +1,19 @@
-"""Questions to the bundled model, and what transformers answers to them."""
+"""Questions, and the answers that an engine must give: transformers', or the simulated words."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import openai
 from PIL import Image
 
+from epd.engines.sim import Profile
+from epd.engines.sim.answer import build_answer
+from epd.engines.sim.prompt import prompt_seed
+from epd.wire import parse_chat_request
 from tests.e2e.pictures import encoded, picture, user
 from tests.reference import Case, Reference
 
@@ -40,7 +45,23 @@ def streamed(client: openai.OpenAI, body: dict[str, Any]) -> str:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
 
-class Expectation:
+class Expectation(Protocol):
+    def answer(self, images: Sequence[Image.Image], text: str = QUESTION) -> str: ...
+
+
+class SimulatedWords:
+    """What the sim engine answers, from the request alone."""
+
+    def answer(self, images: Sequence[Image.Image], text: str = QUESTION) -> str:
+        body = request(images, text)
+        for part, image in zip(body["messages"][0]["content"], images, strict=False):
+            part["image_url"]["content_hash"] = hashlib.sha256(encoded(image)).hexdigest()
+        profile = Profile()
+        seed = prompt_seed(parse_chat_request(body), profile.seed)
+        return build_answer(seed, profile.answer, max_new_tokens=NUM_TOKENS, stop_strings=[]).text
+
+
+class Transformers:
     """transformers' greedy answers, ended where a served answer ends."""
 
     def __init__(self, checkpoint: Path) -> None:

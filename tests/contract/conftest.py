@@ -1,6 +1,6 @@
-"""One deployment of the engine that EPD_TEST_ENGINE names, for all tests here.
+"""One deployment of each engine that EPD_TEST_ENGINE names, for all tests here.
 
-`make test` runs them with torch, `make test-sglang` with the real SGLang on a CPU.
+`make test` runs them with torch and with sim, `make test-sglang` with the real SGLang on a CPU.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 from epd.checkpoints import resolve
 from tests.e2e.cluster import Cluster
 
-ENGINE = os.environ.get("EPD_TEST_ENGINE", "torch")
+ENGINES = os.environ.get("EPD_TEST_ENGINE", "torch,sim").split(",")
 MODEL = "tiny-vl"
 _SGLANG_START_S = 420.0
 """Four servers that import SGLang at once on two cores, perhaps beside other work."""
 
-if ENGINE == "sglang":
+if "sglang" in ENGINES:
     # transformers, with which answers are compared, cannot import torchvision without them here.
     from epd.engines.sglang.cpu import stand_ins
 
@@ -31,9 +31,21 @@ if ENGINE == "sglang":
     torch.set_num_threads(1)  # four servers share the processors
 
 
+_OPTIONS = {
+    "torch": ("--threads", "1"),
+    "sim": ("--context-tokens", "2048"),
+    "sglang": ("--drain-s", "10"),
+}
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def is_sglang() -> bool:
-    return ENGINE == "sglang"
+def is_sglang(engine: str) -> bool:
+    return engine == "sglang"
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +54,10 @@ def checkpoint() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Cluster]:
     """Two encode workers, one prefill and one decode worker."""
     root = tmp_path_factory.mktemp("contract")
-    options = ("--engine", ENGINE)
-    options += ("--drain-s", "10") if ENGINE == "sglang" else ("--threads", "1")
-    cluster = Cluster(root, MODEL, worker_options=options)
+    cluster = Cluster(root, MODEL, worker_options=("--engine", engine, *_OPTIONS[engine]))
     try:
         cluster.start_coordinator()
         cluster.wait_until(cluster.token_file.exists, "a token")
@@ -58,7 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             ("decode", "decode"),
         ):
             extra = ("--server-log", str(root / f"{name}.server.log"))
-            cluster.start_worker(stage, name, *(extra if ENGINE == "sglang" else ()))
+            cluster.start_worker(stage, name, *(extra if engine == "sglang" else ()))
         wait_all_ready(cluster, 4)
         yield cluster
     finally:
@@ -72,7 +82,7 @@ def wait_all_ready(cluster: Cluster, num_workers: int) -> None:
             and [w["state"] for w in cluster.workers().values()].count("ready") == num_workers
         ),
         f"{num_workers} workers are ready",
-        timeout_s=_SGLANG_START_S if ENGINE == "sglang" else 90.0,
+        timeout_s=_SGLANG_START_S if "sglang" in ENGINES else 90.0,
     )
 
 

@@ -10,19 +10,28 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.contract.asking import NUM_TOKENS, Expectation, pictures, request, streamed, whole
+from tests.contract.asking import (
+    NUM_TOKENS,
+    Expectation,
+    SimulatedWords,
+    Transformers,
+    pictures,
+    request,
+    streamed,
+    whole,
+)
 from tests.e2e.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def expectation(checkpoint: Path) -> Expectation:
-    return Expectation(checkpoint)
+def expectation(engine: str, checkpoint: Path) -> Expectation:
+    return SimulatedWords() if engine == "sim" else Transformers(checkpoint)
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 2, 4])
-def test_greedy_answers_equal_transformers_whole_and_streamed(
+def test_greedy_answers_are_as_expected_whole_and_streamed(
     client: openai.OpenAI, expectation: Expectation, num_images: int
 ) -> None:
     images = pictures(num_images)

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.contract.asking import pictures, request, whole
-from tests.contract.conftest import ENGINE, wait_all_ready
+from tests.contract.conftest import ENGINES, wait_all_ready
 from tests.contract.test_contract import running
 from tests.e2e.cluster import Cluster
 from tests.e2e.pictures import encoded, picture
@@ -24,7 +24,7 @@ from tests.e2e.pictures import encoded, picture
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(ENGINE != "sglang", reason="needs SGLang: make test-sglang"),
+    pytest.mark.skipif("sglang" not in ENGINES, reason="needs SGLang: make test-sglang"),
 ]
 
 FORWARDS = "sglang:encoder_model_forward_seconds_count"

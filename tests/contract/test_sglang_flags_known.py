@@ -13,11 +13,11 @@ import pytest
 from epd.config import WorkerConfig, build, load_deployment
 from epd.config.load import OPTIONS
 from tests.config.test_cluster_configs import GPU_CONFIGS, argv, workers
-from tests.contract.conftest import ENGINE
+from tests.contract.conftest import ENGINES
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(ENGINE != "sglang", reason="needs SGLang: make test-sglang"),
+    pytest.mark.skipif("sglang" not in ENGINES, reason="needs SGLang: make test-sglang"),
 ]
 
 VARIANTS: list[dict[str, Any]] = [

@@ -167,12 +167,14 @@ class Faults:
     def _take(self, call: str) -> _Active | None:
         if call not in self._calls:
             return None
-        for active in self._active:
+        for active in list(self._active):
             fault = active.fault
             if fault.kind != "refuse" and fault.call in (None, call) and active.num_left != 0:
+                self.num_struck += 1
                 if active.num_left is not None:
                     active.num_left -= 1
-                self.num_struck += 1
+                    if not active.num_left and fault.kind != "hang":  # which `clear` must find
+                        self._end(active)
                 return active
         return None
 

@@ -22,7 +22,6 @@ class SimPrompt:
     """A prompt whose images are encoded."""
 
     num_tokens: int
-    num_image_tokens: int
     block_hashes: tuple[bytes, ...]
     """Of each full block; a hash covers all that comes before."""
 
@@ -49,7 +48,7 @@ def build_prompt(
         block = "\0".join(tokens[start : start + block_tokens]).encode()
         chain = blake2b(block, key=chain, digest_size=_HASH_BYTES).digest()
         hashes.append(chain)
-    return SimPrompt(len(tokens), sum(image_tokens), tuple(hashes))
+    return SimPrompt(len(tokens), tuple(hashes))
 
 
 def prompt_seed(request: ChatRequest, seed: int) -> int:

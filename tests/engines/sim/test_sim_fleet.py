@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
 
 from epd.engines.sim import Profile
 from epd.engines.sim.answer import build_answer
@@ -106,22 +107,18 @@ async def test_64_workers_in_one_process_register_and_answer_200_requests() -> N
         assert len(known) == len(sim.fleet) == 64
         assert len({worker.url for worker in known}) == 64
 
-        async def ask(i: int) -> dict[str, object]:
-            pictures = [images[i % 10]] if i % 2 else []
-            return await sim.ask(f"question {i}", *pictures)
+        at_once = asyncio.Semaphore(50)
 
-        gate = asyncio.Semaphore(50)
+        async def ask(i: int) -> dict[str, Any]:
+            async with at_once:
+                return await sim.ask(f"question {i}", *([images[i % 10]] if i % 2 else []))
 
-        async def ask_in_turn(i: int) -> dict[str, object]:
-            async with gate:
-                return await ask(i)
-
-        answers = await asyncio.gather(*(ask_in_turn(i) for i in range(200)))
+        answers = await asyncio.gather(*(ask(i) for i in range(200)))
         used = [
             [w.shell.requests.num_completed for w in sim.fleet.of(stage)]
             for stage in (Stage.PREFILL, Stage.DECODE)
         ]
-    texts = [answer["choices"][0]["message"]["content"] for answer in answers]  # type: ignore[index]
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
     assert texts[::2] == [expected(f"question {i}", profile()) for i in range(0, 200, 2)]
     assert len(set(texts)) == 200
     assert all(sum(completed) == 200 for completed in used)
