@@ -13,19 +13,18 @@ after its engine ended, so a range needs room for the restarts of a minute.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from epd.errors import ConfigError, DependencyError, TransferError
+from epd.own_thread import in_own_thread
 from epd.transfer.base import Block, OnSettled, TransferStats
 from epd.transfer.batches import plan_batches
 from epd.transfer.writes import Flight, Writes
@@ -158,7 +157,9 @@ class MooncakeEngine:
         lane = self._lane(session_id)
         await lane.acquire()
         try:
-            flight = _in_thread(lambda: self._carry(session_id, batch, deadline), name=session_id)
+            flight = in_own_thread(
+                lambda: self._carry(session_id, batch, deadline), name=f"transfer-{session_id}"
+            )
         except BaseException:
             lane.release()
             raise
@@ -170,6 +171,13 @@ class MooncakeEngine:
 
         Runs in a thread, for up to a minute when the peer is frozen.
         """
+        try:
+            return self._carry_out(session_id, batch, deadline)
+        except Exception as error:
+            logger.exception("a batch to %s failed", session_id)
+            return repr(error)
+
+    def _carry_out(self, session_id: str, batch: list[Block], deadline: float) -> str | None:
         # First contact inside a submit holds a lock of the whole engine: a frozen peer would stop
         # the writes to all others for 60 s. A probe (85 us) takes the same time without the lock.
         if self._engine.send_probe(session_id) != 0:
@@ -222,25 +230,6 @@ class MooncakeEngine:
                 pause_s = min(pause_s * 1.5, _POLL_MAX_S)
             num_failed += status == -1
         return num_failed
-
-
-def _in_thread(call: Callable[[], str | None], *, name: str) -> Flight:
-    """Run `call` in a thread of its own that does not keep the process from exiting."""
-    loop = asyncio.get_running_loop()
-    flight: Flight = loop.create_future()
-
-    def run() -> None:
-        try:
-            outcome = call()
-        except Exception as error:
-            logger.exception("transfer thread %s failed", name)
-            outcome = repr(error)
-        # The loop may have closed while the library was busy with a peer that never answered.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(flight.set_result, outcome)
-
-    threading.Thread(target=run, name=f"transfer-{name}", daemon=True).start()
-    return flight
 
 
 def _has_rdma_device() -> bool:

@@ -6,9 +6,12 @@ All memory that peers may write to or read from is allocated and registered here
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from epd.config import WorkerConfig
 from epd.engines.contract.context_limits import ContextLimits
@@ -39,10 +42,12 @@ from epd.engines.torch.prefiller import Prefiller
 from epd.engines.torch.prompt import PromptTokenizer
 from epd.engines.torch.vision import VisionEncoder
 from epd.errors import ConfigError
+from epd.own_thread import in_own_thread
 from epd.transfer import Arena, TransferEngine
 from epd.types import Stage
 from epd.wire import KVLayout, ModelCard
 
+T = TypeVar("T")
 _MIN_CONTEXT_TOKENS = 16
 _DEFAULT_POOL_RATIO = 1 / 8
 _MIN_DEFAULT_NEW_TOKENS = 256
@@ -68,14 +73,14 @@ def model_card(config: WorkerConfig, path: Path) -> ModelCard:
 async def build_stage(
     config: WorkerConfig, path: Path, shell: Shell, transfer: TransferEngine
 ) -> StageWorker:
-    """Load the stage's weights, in the compute thread, and build the stage around them.
+    """Load the stage's weights and build the stage around them.
+
+    Cancelled while it loads it returns at once; a thread then reads on for nothing.
 
     Raises:
         ConfigError: the checkpoint's weights cannot be read.
     """
-    if config.threads is not None:
-        # In the thread that computes: the setting of the others does not reach it.
-        await shell.compute.run(torch.set_num_threads, config.threads)
+    await shell.compute.run(_limit_threads, config)
     match config.stage:
         case Stage.ENCODE:
             return await _build_encode(config, path, shell, transfer)
@@ -89,8 +94,7 @@ async def _build_encode(
     config: WorkerConfig, path: Path, shell: Shell, transfer: TransferEngine
 ) -> EncodeWorker:
     checkpoint = Checkpoint(path)
-    tower = await shell.compute.run(load_vision, path, config.device)
-    processor = ImageProcessor(path)
+    tower, processor = await _load(config, checkpoint, _read_vision)
     buffer = registered_buffer(config.embedding_bytes, config.device, transfer)
     store = EmbeddingStore(buffer.data_ptr(), buffer.numel(), shell.clock)
     return EncodeWorker(
@@ -119,7 +123,7 @@ async def _build_prefill(
     config: WorkerConfig, path: Path, shell: Shell, transfer: TransferEngine
 ) -> PrefillWorker:
     checkpoint = Checkpoint(path)
-    model = await shell.compute.run(load_language, path, config.device)
+    model, tokenizer = await _load(config, checkpoint, _read_language)
     kv = _build_kv(config, checkpoint, model, shell, transfer)
     landing = registered_buffer(config.embedding_bytes, config.device, transfer)
     intake = EmbeddingIntake(
@@ -134,7 +138,7 @@ async def _build_prefill(
     )
     prefiller = Prefiller(
         shell,
-        tokenizer=PromptTokenizer(path),
+        tokenizer=tokenizer,
         model=PrefillModel(model, kv.lender.pool, checkpoint.image_token_id),
         intake=intake,
         lender=kv.lender,
@@ -156,11 +160,11 @@ async def _build_decode(
     config: WorkerConfig, path: Path, shell: Shell, transfer: TransferEngine
 ) -> DecodeWorker:
     checkpoint = Checkpoint(path)
-    model = await shell.compute.run(load_language, path, config.device)
+    model, tokenizer = await _load(config, checkpoint, _read_language)
     kv = _build_kv(config, checkpoint, model, shell, transfer)
     return DecodeWorker(
         shell,
-        tokenizer=PromptTokenizer(path).tokenizer,
+        tokenizer=tokenizer.tokenizer,
         eos_token_ids=checkpoint.eos_token_ids,
         kv=kv,
         intake=KVIntake(
@@ -182,6 +186,33 @@ async def _build_decode(
         limits=_limits(config, checkpoint, kv.lender.pool),
         timeout_s=config.request_timeout_s,
     )
+
+
+async def _load(
+    config: WorkerConfig, checkpoint: Checkpoint, read: Callable[[WorkerConfig, Path], T]
+) -> T:
+    """What `read` reads, which takes long and cannot be interrupted: not in the compute thread."""
+
+    def run() -> T:
+        _limit_threads(config)
+        _ = checkpoint.fingerprint  # kept; reads from each weight file
+        return read(config, checkpoint.path)
+
+    return await in_own_thread(run, name="load")
+
+
+def _read_vision(config: WorkerConfig, path: Path) -> tuple[PreTrainedModel, ImageProcessor]:
+    return load_vision(path, config.device), ImageProcessor(path)
+
+
+def _read_language(config: WorkerConfig, path: Path) -> tuple[LanguageModel, PromptTokenizer]:
+    return load_language(path, config.device), PromptTokenizer(path)
+
+
+def _limit_threads(config: WorkerConfig) -> None:
+    """For the calling thread, which computes: its setting does not reach the others."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
 
 
 def _build_kv(
