@@ -62,7 +62,7 @@ class TransferEngine(Protocol):
 
     @property
     def session_id(self) -> str:
-        """How peers name this engine, e.g. `10.0.0.7:15428`."""
+        """How peers name this engine, e.g. `10.0.0.7:15428` or `[fd00::7]:15428`."""
         ...
 
     @property

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
+from epd.addresses import host_port
 from epd.errors import ConfigError, DependencyError, TransferError
 from epd.own_thread import in_own_thread
 from epd.transfer.base import Block, OnSettled, TransferStats
@@ -43,12 +44,12 @@ _FORBIDDEN = {
 
 
 def environment(
-    current: Mapping[str, str], *, protocol: MooncakeProtocol = "tcp"
+    current: Mapping[str, str], *, protocol: MooncakeProtocol = "tcp", host: str = ""
 ) -> dict[str, str]:
     """The variables to add to `current` before the library is imported; what is set stays.
 
     `MooncakeEngine` applies it to its own process. Whoever starts another process that uses
-    Mooncake (SGLang) merges it into that process's environment.
+    Mooncake (SGLang) merges it into that process's environment. `host` is that process's address.
 
     Raises:
         ConfigError: `current` holds a setting under which transfers are not reliable.
@@ -67,6 +68,9 @@ def environment(
     if protocol == "tcp":
         # `initialize` ignores the protocol's name and takes RDMA where it finds a NIC.
         defaults["MC_FORCE_TCP"] = "1"
+    if ":" in host:
+        # The library reaches peers by one family only, and that is IPv4 unless it is told.
+        defaults["MC_USE_IPV6"] = "1"
     return {name: value for name, value in defaults.items() if name not in current}
 
 
@@ -80,7 +84,8 @@ class MooncakeEngine:
     never more than `MAX_BATCH_BLOCKS` blocks outstanding.
 
     Args:
-        host: address of this machine as its peers reach it.
+        host: address of this machine as its peers reach it. An IPv6 address lets this process
+            reach peers at IPv6 addresses, and no others.
         protocol: `rdma` needs a NIC.
         device: comma-separated RDMA devices; empty for all.
 
@@ -94,14 +99,14 @@ class MooncakeEngine:
             raise ConfigError(f"transfer protocol {protocol!r}: expected 'tcp' or 'rdma'")
         if protocol == "rdma" and not _has_rdma_device():
             raise ConfigError("transfer protocol 'rdma': no RDMA device here; use 'tcp'")
-        os.environ.update(environment(os.environ, protocol=protocol))
+        os.environ.update(environment(os.environ, protocol=protocol, host=host))
         self._engine = _new_engine()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
             raise ConfigError(
                 f"Mooncake cannot start on {host!r} with {protocol} {device!r}: is it an address "
                 "of this machine, and is a port free (MC_MIN_RPC_PORT to MC_MAX_RPC_PORT)?"
             )
-        self._session_id = f"{host}:{self._engine.get_rpc_port()}"
+        self._session_id = host_port(host, self._engine.get_rpc_port())
         self._writes = Writes()
         self._lanes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._pid = os.getpid()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import socket
 import subprocess
 import sys
 import time
@@ -172,6 +173,8 @@ def test_the_environment_keeps_what_the_operator_set() -> None:
     assert added["MC_DISABLE_METACACHE"] == "1"
     assert added["MC_FORCE_TCP"] == "1"
     assert "MC_FORCE_TCP" not in environment({}, protocol="rdma")
+    assert "MC_USE_IPV6" not in environment({}, host="10.0.0.7")
+    assert environment({}, host="fd00::7")["MC_USE_IPV6"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,41 @@ def test_the_environment_keeps_what_the_operator_set() -> None:
 def test_unreliable_settings_are_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         environment({name: value})
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="no IPv6 on this machine")
+def test_bytes_move_between_ipv6_addresses() -> None:
+    # In a process of its own: the family is a matter of the whole process.
+    code = """
+import asyncio
+from epd.transfer import Block, HostMemory, MooncakeEngine
+
+async def main():
+    sender, receiver = MooncakeEngine("::1"), MooncakeEngine("::1")
+    source, destination = HostMemory(4096), HostMemory(4096)
+    sender.register(source.address, 4096)
+    receiver.register(destination.address, 4096)
+    source.view()[:5] = b"hello"
+    block = Block(source.address, destination.address, 4096)
+    await sender.write(receiver.session_id, [block], timeout_s=15)
+    print(receiver.session_id.rpartition(":")[0], bytes(destination.view()[:5]))
+
+asyncio.run(main())
+"""
+    pytest.importorskip("mooncake.engine")
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[::1] b'hello'"
 
 
 def test_an_unknown_protocol_is_refused() -> None:
