@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from epd.checkpoints import resolve
+from epd.cli.leave import leave
 from epd.cli.options import ParentPid, takes_fields_of
 from epd.config import WorkerConfig, build
 from epd.config.load import OPTIONS
@@ -52,3 +53,4 @@ def launch(
     from epd.engines.run import run_worker
 
     asyncio.run(run_worker(config, parent_pid=parent_pid))
+    leave()
