@@ -25,7 +25,7 @@ def launch(
         list[str] | None,
         typer.Argument(metavar="[-- SGLANG_FLAGS]", help="Any flags of SGLang's server."),
     ] = None,
-    **fields: str | None,
+    **fields: str | list[str] | None,
 ) -> None:
     """Run one worker of one stage, under a lease of the coordinator."""
     given = {name: value for name, value in fields.items() if value is not None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -54,6 +54,9 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     # Given as None, so that an option left out does not hide the value of a file.
     if field.annotation is bool:
         kind, metavar = bool, None
+    elif get_origin(field.annotation) is dict:
+        # One entry each time it is given.
+        kind, metavar = list[str], "NAME=VALUE"
     else:
         kind, metavar = str, _metavar(field)
     option = typer.Option(flag, metavar=metavar, help=f"{field.description}{note}")

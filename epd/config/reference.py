@@ -57,6 +57,8 @@ def type_name(annotation: Any) -> str:
         return " | ".join(get_args(annotation))
     if origin in (Union, types.UnionType):
         return " | ".join(type_name(a) for a in get_args(annotation) if a is not type(None))
+    if origin is dict:
+        return "texts by name"
     if origin in (list, tuple):
         return f"list of {type_name(get_args(annotation)[0])}"
     if origin is not None:
@@ -102,7 +104,7 @@ def _default(field: FieldInfo) -> str:
     if field.default is None:
         return ""
     value = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    if value in ("", ()):
+    if value in ("", (), {}):
         return ""
     return f"`{value}`"
 

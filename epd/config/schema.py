@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from epd.addresses import http_url, parse_host, parse_url
 from epd.config.routing import RoutingConfig
@@ -25,6 +32,17 @@ def _device(text: str) -> str:
     return text
 
 
+def _split_labels(value: Any) -> Any:
+    """`["zone=a"]`, as on a command line, is `{"zone": "a"}`."""
+    if not isinstance(value, list):
+        return value
+    pairs = [str(item).partition("=") for item in value]
+    for name, mark, text in pairs:
+        if not (name and mark and text):
+            raise ValueError(f"{name + mark + text!r} is no label: give NAME=VALUE, as in zone=a")
+    return {name: text for name, _, text in pairs}
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 FreePort = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -32,6 +50,7 @@ Engine = Literal["torch", "sglang", "sim"]
 Device = Annotated[str, AfterValidator(_device)]
 Host = Annotated[str, AfterValidator(parse_host)]
 URL = Annotated[str, AfterValidator(parse_url)]
+Labels = Annotated[dict[str, str], BeforeValidator(_split_labels)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 ANY_HOSTS = frozenset({"0.0.0.0", "::"})
@@ -129,6 +148,8 @@ class ExistingServer(_Section):
     """Its --disaggregation-bootstrap-port, if it is a prefill server."""
     encode_window: int = Field(default=8, ge=1)
     """Image parts it works on at once, if it is an encode server."""
+    labels: Labels = {}
+    """Where it runs: node, rack, zone."""
     stall_s: Seconds = 30.0
     """Work without movement for longer, and it gets no more until it moves again."""
 
@@ -237,6 +258,8 @@ class WorkerConfig(WorkerTuning):
     """Port to listen on; 0 takes a free one."""
     worker_id: str | None = None
     """The worker's name in the registry; made up if not given."""
+    label: Labels = Field(default={})
+    """Where it runs: node, rack, zone (see docs/routing.md); others are only shown."""
     served_model_name: str | None = None
     """The name clients use; the last part of `model` if not given."""
     token_file: Path | None = None
@@ -307,6 +330,8 @@ class DeploymentConfig(_Section):
     """A coordinator on another machine: run the pools for it, and none here."""
     node: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
     """Begins the names of the workers, so that those of two machines differ."""
+    labels: Labels = {}
+    """Where this machine is, for all of its workers: rack, zone (see docs/routing.md)."""
     mooncake_master: Port | None = None
     """Run the master of a Mooncake Store here on this port, for what names it kv_tier_master."""
     coordinator: CoordinatorConfig = CoordinatorConfig()
@@ -376,5 +401,6 @@ class DeploymentConfig(_Section):
             engine=pool.engine,
             device=pool.device_of(replica),
             token_file=self.coordinator.token_file,
+            label=self.labels,
             **tuning,
         )

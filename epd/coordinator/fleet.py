@@ -107,7 +107,7 @@ class ServerWatch:
             bootstrap_port=server.bootstrap_port if server.stage is Stage.PREFILL else None,
             encode_window=server.encode_window,
             model=self._card,
-            labels={"managed_by": "others"},
+            labels={"managed_by": "others", **server.labels},
             load=load,
         )
 

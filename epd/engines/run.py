@@ -225,6 +225,7 @@ def identity_of(
         # Rooms are served by the same server as everything else.
         bootstrap_port=port if config.stage is Stage.PREFILL else None,
         pid=os.getpid(),
+        labels=config.label,
     )
 
 

@@ -18,7 +18,7 @@ from epd.cli.coordinator import coordinator
 from epd.cli.launch import launch
 from epd.config import CoordinatorConfig, WorkerConfig
 
-SECTIONS = {"lease", "media", "requests", "fleet"}
+SECTIONS = {"lease", "media", "requests", "routing", "fleet"}
 """Set in a file only."""
 COMMANDS = ("demo", "up", "coordinator", "launch", "status", "doctor")
 
@@ -92,6 +92,7 @@ def test_the_defaults_on_the_help_page_are_the_schemas() -> None:
             "--device: 'gpu' is no device",
         ),
         (["status", "extra"], "unexpected extra argument"),
+        (["launch", "--label", "zone"], "--label: 'zone' is no label: give NAME=VALUE"),
         (["coordinator", "--port", "abc"], "--port: input should be a valid integer"),
         (["coordinator", "--port", "0"], "--port: input should be greater than or equal to 1"),
         (["coordinator", "--host", "::1:8000:x"], "--host: '::1:8000:x' is no host"),

@@ -123,6 +123,16 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_valid_one(
             "pools: {decode: {worker: {kv_tier_master: '10.0.0.1'}}}",
             "pools.decode.worker.kv_tier_master: '10.0.0.1' is no host:port",
         ),
+        ("labels: {zone: 1}", "labels.zone: input should be a valid string"),
+        ("labels: [=a]", "labels: '=a' is no label: give NAME=VALUE, as in zone=a"),
+        (
+            "coordinator: {routing: {encode: afinity}}",
+            "coordinator.routing.encode: input should be 'affinity', 'least_loaded'",
+        ),
+        (
+            "coordinator: {routing: {link: {same_rack: 2}}}",
+            "coordinator.routing.link: same_node, same_rack, same_zone and elsewhere must not",
+        ),
         ("coordinator: 5", "coordinator: input should be a valid dictionary"),
         ("[1, 2]", "expected keys and values, found a list"),
         ("a: [", "not valid YAML"),
@@ -222,3 +232,15 @@ def test_each_replica_of_a_pool_gets_its_device_and_the_pools_fields() -> None:
         deployment.worker(Stage.ENCODE, 0).kv_bytes
         == WorkerConfig.model_fields["kv_bytes"].get_default()
     )
+
+
+def test_the_labels_of_a_deployment_are_those_of_all_its_workers(tmp_path: Path) -> None:
+    deployment = load_deployment(write(tmp_path, "labels: {zone: a, rack: r=1}"))
+    for stage, _ in deployment.pools.items():
+        assert deployment.worker(stage, 0).label == {"zone": "a", "rack": "r=1"}
+
+
+def test_a_label_is_a_name_and_a_value_on_the_command_line_too() -> None:
+    options = {"stage": "encode", "model": "m", "label": ["zone=a", "rack=r=1"]}
+    config = build(WorkerConfig, options, source=OPTIONS)
+    assert config.label == {"zone": "a", "rack": "r=1"}

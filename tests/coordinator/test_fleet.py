@@ -11,6 +11,7 @@ from epd.clock import FakeClock
 from epd.config import CoordinatorConfig, ExistingServer
 from epd.coordinator.fleet import ServerWatch
 from epd.pools.registry import Registry
+from epd.pools.routing import Place
 from epd.types import Stage, WorkerState
 from epd.wire import ModelCard
 
@@ -37,7 +38,9 @@ class Watched:
         self.clock = FakeClock()
         self.probe = FakeProbe()
         self.registry = Registry(self.clock, lease_s=LEASE_S)
-        server = ExistingServer(url="http://10.0.0.7:30000", stage=Stage(stage), model="m")
+        server = ExistingServer(
+            url="http://10.0.0.7:30000", stage=Stage(stage), model="m", labels={"zone": "a"}
+        )
         self.watch = ServerWatch(
             server,
             CARD,
@@ -65,6 +68,7 @@ async def test_a_running_server_is_a_worker_like_ours(stage: str, port: int | No
     await watched.pass_time(1)
     (worker,) = watched.registry.ready(Stage(stage), "vl")
     assert worker.worker_id == f"{stage}-10.0.0.7-30000"
+    assert worker.place == Place("10.0.0.7", zone="a")
     assert worker.report.bootstrap_port == port
     assert worker.report.load.num_running_reqs == 3
 

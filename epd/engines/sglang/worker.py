@@ -266,6 +266,7 @@ def _identity(config: WorkerConfig, card: ModelCard, ports: Ports, clock: Clock)
         bootstrap_port=ports.bootstrap or None,
         pid=os.getpid(),
         encode_window=encode_window(config),
+        labels=config.label,
     )
 
 

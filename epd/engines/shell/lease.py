@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from epd.engines.shell.peers import PeerClient
@@ -39,6 +39,7 @@ class Identity:
     bootstrap_port: int | None = None
     pid: int | None = None
     encode_window: int = 8
+    labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class Lease:
@@ -159,6 +160,7 @@ class Lease:
             pid=me.pid,
             encode_window=me.encode_window,
             model=me.model,
+            labels=me.labels,
             load=self.load(),
             spans=spans,
         )

@@ -78,6 +78,9 @@ def _options(worker: WorkerConfig) -> Iterator[str]:
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             yield flag
+        elif isinstance(value, dict):
+            for key, text in value.items():
+                yield f"{flag}={key}={text}"
         elif value is not None and value is not False:
             yield f"{flag}={value}"
     yield f"--parent-pid={os.getpid()}"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from random import Random
 
 import aiohttp
@@ -13,7 +14,7 @@ from epd.auth import ClusterToken
 from epd.engines.shell import Lease, PeerClient, Shell
 from epd.types import WorkerState
 from epd.wire import Span
-from tests.engines.shell.fake_registry import IDENTITY, FakeRegistry
+from tests.engines.shell.fake_registry import IDENTITY, TOKEN, FakeRegistry
 
 
 @contextlib.asynccontextmanager
@@ -114,3 +115,15 @@ async def test_goodbye_reports_the_last_state(registry: FakeRegistry, shell: She
     shell.lifecycle.move(WorkerState.GONE)
     await shell.lease.say_goodbye()
     assert registry.reports[-1].state is WorkerState.GONE
+
+
+async def test_labels_are_reported(session: aiohttp.ClientSession, registry: FakeRegistry) -> None:
+    lease = Lease(
+        replace(IDENTITY, labels={"zone": "a"}),
+        peers=PeerClient(session, TOKEN),
+        coordinator=registry.url,
+        state=lambda: WorkerState.READY,
+        random=Random(0),
+    )
+    await lease.send()
+    assert registry.reports[-1].labels == {"zone": "a"}
