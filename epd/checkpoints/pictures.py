@@ -288,33 +288,24 @@ def _ask_presence(rng: Random, scene: Scene) -> list[Ask]:
 def _ask_both(rng: Random, left: Scene, right: Scene) -> list[Ask]:
     one, two = left.items[0], right.items[0]
     if one.text:
-        same = one.text == two.text
-        answer = f"the first is {one.text} and the second is {two.text}"
-        prompts = ["Which numbers are shown?", "Do both pictures show the same number?"]
-        prompts += ["Read both numbers."]
-        return [_both(rng, prompts, f"both are {one.text}" if same else answer)]
+        numbers = f"the first is {one.text} and the second is {two.text}"
+        return [
+            _both(rng, ["Which numbers are shown?", "Read both numbers."], numbers),
+            _same(rng, "Do both pictures show the same number?", numbers, one.text == two.text),
+        ]
     counts = len(left.items), len(right.items)
+    colours = f"the first is {one.colour} and the second is {two.colour}"
+    names = f"the first shows {PLURALS[one.name]} and the second {PLURALS[two.name]}"
+    all_of_it = (
+        f"the first shows {amount(counts[0], one.colour, one.name)} "
+        f"and the second {amount(counts[1], two.colour, two.name)}"
+    )
     return [
-        _both(
-            rng,
-            ["Are both pictures the same colour?", "Which colours do the two pictures show?"],
-            f"both are {one.colour}"
-            if one.colour == two.colour
-            else f"the first is {one.colour} and the second is {two.colour}",
-        ),
-        _both(
-            rng,
-            ["Do both pictures show the same shape?", "Which shapes do the two pictures show?"],
-            f"both show {PLURALS[one.name]}"
-            if one.name == two.name
-            else f"the first shows {PLURALS[one.name]} and the second {PLURALS[two.name]}",
-        ),
-        _both(
-            rng,
-            ["What do the two pictures show?", "Describe both pictures."],
-            f"the first shows {amount(counts[0], one.colour, one.name)} "
-            f"and the second {amount(counts[1], two.colour, two.name)}",
-        ),
+        _both(rng, ["Which colours do the two pictures show?"], colours),
+        _same(rng, "Are both pictures the same colour?", colours, one.colour == two.colour),
+        _both(rng, ["Which shapes do the two pictures show?"], names),
+        _same(rng, "Do both pictures show the same shape?", names, one.name == two.name),
+        _both(rng, ["What do the two pictures show?", "Describe both pictures."], all_of_it),
         _both(
             rng,
             ["Which picture has more shapes?", "Where are more shapes, first or second?"],
@@ -327,8 +318,13 @@ def _both(rng: Random, prompts: Sequence[str], answer: str) -> Ask:
     return Ask("compare", rng.choice(prompts), answer)
 
 
+def _same(rng: Random, prompt: str, seen: str, is_same: bool) -> Ask:
+    """What is seen first and the verdict after it, so that the one follows from the other."""
+    return _both(rng, [prompt], f"{seen}, so {'yes' if is_same else 'no'}")
+
+
 def _more(first: int, second: int) -> str:
     if first == second:
-        return f"both have {NUMBER_NAMES[first]}"
+        return f"{NUMBER_NAMES[first]} and {NUMBER_NAMES[second]}, so both have as many"
     winner = "first" if first > second else "second"
     return f"{NUMBER_NAMES[first]} and {NUMBER_NAMES[second]}, so the {winner} has more"

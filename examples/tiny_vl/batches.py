@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from epd.checkpoints.pictures import Ask, Kind, ask_about, draw_scenes
-from epd.checkpoints.scenes import CELL_PX, MAX_IMAGE_PX, MIN_IMAGE_PX, Scene, draw_size
+from epd.checkpoints.scenes import CELL_PX, MAX_IMAGE_PX, MIN_IMAGE_PX, Scene, cells, draw_size
 from examples.tiny_vl import talk
 from examples.tiny_vl.dense import label_cells
 from examples.tiny_vl.disturb import disturb
@@ -24,9 +24,9 @@ from examples.tiny_vl.pack import Packer, Row, Rows, Turn
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-_TEXT_KINDS: tuple[Kind, ...] = ("number", "word")
-_SHAPE_KINDS: tuple[Kind, ...] = ("colour", "count", "relation", "relation")
-_TEXT_RATIO = 0.38
+_TEXT_KINDS: tuple[Kind, ...] = ("number", "number", "word")
+_SHAPE_KINDS: tuple[Kind, ...] = ("colour", "count", "count", "relation", "relation")
+_TEXT_RATIO = 0.25
 """Share of batches whose pictures show text. They have rows of their own, since there is less to
 ask about them and rows of one length waste no padding."""
 
@@ -67,13 +67,13 @@ class BatchMaker:
     def make(self, index: int, is_vision_only: bool) -> Batch:
         rng = Random(f"train {self._seed} {index}")
         grid = _draw_grid(rng)
-        cells = grid[0] * grid[1]
+        num_cells = grid[0] * grid[1]
         if is_vision_only:
-            number = max(8, min(160, self._budget // 4 // cells))
-            kinds = (*_TEXT_KINDS, *_TEXT_KINDS, *_SHAPE_KINDS)
+            number = max(8, min(160, self._budget // 4 // num_cells))
+            kinds = (*_TEXT_KINDS, *_SHAPE_KINDS)
             scenes = [_draw_one(rng, kinds, grid) for _ in range(number)]
             return Batch((_stack(rng, scenes, grid),), None)
-        form = rng.choices(("tree", "chain", "first", "two", "text"), weights=(54, 12, 6, 25, 3))[0]
+        form = rng.choices(("tree", "chain", "first", "two", "text"), weights=(47, 10, 5, 35, 3))[0]
         if form == "text":
             made = [self._text_row(rng) for _ in range(self._budget // 150)]
             return Batch((), self._packer.stack(made))
@@ -81,7 +81,7 @@ class BatchMaker:
             return self._two(rng, grid)
         kinds = _TEXT_KINDS if rng.random() < _TEXT_RATIO else _SHAPE_KINDS
         is_short = form == "first" or kinds == _TEXT_KINDS
-        number = max(6, self._budget // ((70 if is_short else 125) + 3 * cells))
+        number = max(6, self._budget // ((70 if is_short else 125) + 3 * num_cells))
         scenes = [_draw_one(rng, kinds, grid) for _ in range(number)]
         lay = {"tree": self._tree, "chain": self._chain, "first": self._text_first}[form]
         made = [lay(rng, scene, grid) for scene in scenes]
@@ -89,15 +89,15 @@ class BatchMaker:
 
     def _two(self, rng: Random, grid: tuple[int, int]) -> Batch:
         other = grid if rng.random() < 0.4 else _draw_grid(rng)
-        cells = grid[0] * grid[1] + other[0] * other[1]
-        number = max(6, self._budget // (95 + 3 * cells))
+        num_cells = grid[0] * grid[1] + other[0] * other[1]
+        number = max(6, self._budget // (95 + 3 * num_cells))
         pairs: list[tuple[Scene, ...]] = []
         made: list[Row] = []
         for _ in range(number):
-            pair = draw_scenes(rng, "compare", _size_in(rng, grid), _size_in(rng, other))
+            pair = _draw_pair(rng, grid, other)
             pairs.append(pair)
-            turns = [_turn(ask) for ask in ask_about(rng, pair)]
-            turns += [_turn(ask) for ask in ask_about(rng, pair)] if len(turns) == 1 else []
+            asks = ask_about(rng, pair)
+            turns = [_turn(ask) for ask in rng.sample(asks, min(4, len(asks)))]
             made.append(self._packer.tree(talk.draw_system(rng), (grid, other), turns))
         pictures = tuple(
             _stack(rng, [pair[i] for pair in pairs], g) for i, g in enumerate((grid, other))
@@ -126,6 +126,16 @@ class BatchMaker:
 
 def _draw_one(rng: Random, kinds: tuple[Kind, ...], grid: tuple[int, int]) -> Scene:
     return draw_scenes(rng, rng.choice(kinds), _size_in(rng, grid))[0]
+
+
+def _draw_pair(rng: Random, grid: tuple[int, int], other: tuple[int, int]) -> tuple[Scene, ...]:
+    """Two pictures; drawn again now and then, so that about half of all pairs are alike."""
+    while True:
+        pair = draw_scenes(rng, "compare", _size_in(rng, grid), _size_in(rng, other))
+        one, two = (scene.items[0] for scene in pair)
+        is_alike = one.text == two.text if one.text else one.name == two.name
+        if is_alike or one.colour == two.colour or rng.random() < 0.6:
+            return pair
 
 
 def _turns(rng: Random, scene: Scene, number: int) -> list[Turn]:
@@ -163,24 +173,22 @@ def _blind(rng: Random) -> Turn:
 
 
 def _draw_grid(rng: Random) -> tuple[int, int]:
-    """Rows and columns of cells, of a size as it is drawn in general, or rather smaller.
-
-    A batch of large pictures costs as much as one of small ones and holds far fewer.
-    """
-    width, height = draw_size(rng)
-    if rng.random() < 0.6:
-        width, height = min((width, height), draw_size(rng), key=lambda size: size[0] * size[1])
-    return round(height / CELL_PX), round(width / CELL_PX)
+    """Rows and columns of image tokens, of a size as it is drawn in general."""
+    columns, rows = cells(draw_size(rng))
+    return rows, columns
 
 
 def _size_in(rng: Random, grid: tuple[int, int]) -> tuple[int, int]:
-    """Width and height in pixels that the image processor rounds to this grid."""
-    loose = 13 if rng.random() < 0.6 else 0
-    height, width = (
-        min(MAX_IMAGE_PX, max(MIN_IMAGE_PX, side * CELL_PX + rng.randint(-loose, loose)))
-        for side in grid
-    )
-    return width, height
+    """Width and height in pixels that the image processor scales to this grid."""
+    rows, columns = grid
+    for scale in (*(rng.uniform(0.5, 1.0) for _ in range(4)), rng.uniform(1.0, 2.67), 1.0, 1.0):
+        width, height = (
+            round(side * CELL_PX * scale) + rng.randint(-13, 13) for side in (columns, rows)
+        )
+        is_natural = min(width, height) >= MIN_IMAGE_PX and max(width, height) <= MAX_IMAGE_PX
+        if is_natural and cells((width, height)) == (columns, rows):
+            return width, height
+    return columns * CELL_PX, rows * CELL_PX
 
 
 def _stack(rng: Random, scenes: list[Scene], grid: tuple[int, int]) -> Pictures:

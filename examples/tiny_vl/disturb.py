@@ -22,7 +22,7 @@ def brightened(image: Image.Image, factor: float) -> Image.Image:
 def disturb(rng: Random, image: Image.Image) -> Image.Image:
     """Training only: each disturbance with some chance, so about one picture in four stays."""
     if rng.random() < 0.4:
-        image = brightened(image, rng.uniform(0.82, 1.18))
+        image = brightened(image, rng.uniform(0.85, 1.15))
     if rng.random() < 0.1:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 0.9)))
     if rng.random() < 0.15:

@@ -32,8 +32,8 @@ from examples.tiny_vl.answer import Answerer
 from examples.tiny_vl.disturb import as_jpeg, brightened
 
 SHIPPED = "tiny-vl"
-UNSEEN_SIZE = (252, 196)
-"""Width and height in pixels; 9 x 7 cells, which the generator never draws by itself."""
+UNSEEN_SIZE = (196, 140)
+"""Width and height in pixels; 7 x 5 image tokens, which the generator never draws by itself."""
 
 _SIZE_BOUNDS_PX = (84, 140, 224, 448)
 

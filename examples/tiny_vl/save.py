@@ -13,7 +13,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from epd.checkpoints.scenes import MAX_IMAGE_PX, MIN_IMAGE_PX
+from epd.checkpoints.scenes import MAX_PIXELS, MIN_PIXELS
 from examples.tiny_vl.batches import MEAN, STD
 from examples.tiny_vl.model import MERGE, PATCH_PX
 
@@ -28,7 +28,10 @@ def save_checkpoint(
         eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id],
         pad_token_id=tokenizer.pad_token_id,
     )
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    saved = copy.deepcopy(model).to(torch.bfloat16)
+    # A model that was loaded in fp32 to train on says so here too.
+    saved.config.text_config.dtype = saved.config.vision_config.dtype = None
+    saved.save_pretrained(out)
     # save_pretrained leaves the weights readable to their owner only; the wheel would keep that.
     (out / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(out)
@@ -46,8 +49,8 @@ def save_checkpoint(
         "patch_size": PATCH_PX,
         "merge_size": MERGE,
         "temporal_patch_size": 2,
-        "min_pixels": MIN_IMAGE_PX**2,
-        "max_pixels": MAX_IMAGE_PX**2,
+        "min_pixels": MIN_PIXELS,
+        "max_pixels": MAX_PIXELS,
     }
     text = json.dumps(processor, indent=2) + "\n"
     (out / "preprocessor_config.json").write_text(text, encoding="utf-8")

@@ -24,11 +24,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLForConditionalGeneration,
+)
 
 from examples.tiny_vl.batches import MEAN, STD, Batch, BatchMaker, Pictures
 from examples.tiny_vl.dense import DenseHead, accuracies
 from examples.tiny_vl.model import build_config, build_model, language_forward, vision_forward
+from examples.tiny_vl.muon import Muon
 from examples.tiny_vl.pack import NO_TARGET
 from examples.tiny_vl.save import save_checkpoint
 from examples.tiny_vl.tokenizer import SPECIAL_TOKENS, build_tokenizer
@@ -45,7 +50,7 @@ class Plan:
     minutes: float = 55.0
     num_vision_steps: int = 350
     num_processes: int = 2
-    budget: int = 7000
+    budget: int = 5000
     """About how many tokens a batch holds; sets the number of pictures in it."""
     muon_lr: float = 4e-3
     adam_lr: float = 3e-3
@@ -83,12 +88,7 @@ class Trainer:
         matrices = [p for name, p in parameters.items() if p.ndim == 2 and name != embedding]
         others = [p for name, p in parameters.items() if p.ndim != 2 or name == embedding]
         self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices,
-                lr=plan.muon_lr,
-                weight_decay=plan.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            ),
+            Muon(matrices, lr=plan.muon_lr, weight_decay=plan.weight_decay),
             torch.optim.AdamW(
                 [*others, *self.head.parameters()],
                 lr=plan.adam_lr,
@@ -97,6 +97,7 @@ class Trainer:
             ),
         ]
         self._parameters = [*model.parameters(), *self.head.parameters()]
+        self._dtype = fastest_dtype()
         mean, std = torch.tensor(MEAN), torch.tensor(STD)
         self._scale = (1 / (255 * std)).repeat_interleave(196)
         self._shift = (-mean / std).repeat_interleave(196)
@@ -165,7 +166,7 @@ class Trainer:
             return dense, zero
         ids = torch.from_numpy(batch.rows.ids)
         embed = self.model.model.language_model.embed_tokens.weight
-        x = F.embedding(ids, embed).bfloat16()
+        x = F.embedding(ids, embed).to(self._dtype)
         if features:
             # The image tokens of a row come picture by picture, in the order of `features`.
             x = x.masked_scatter((ids == self._image_token)[..., None], torch.cat(features, dim=1))
@@ -174,12 +175,12 @@ class Trainer:
         )
         targets = torch.from_numpy(batch.rows.targets)
         asked = targets != NO_TARGET
-        logits = F.linear(hidden[asked], embed.bfloat16()).float()
+        logits = F.linear(hidden[asked], embed.to(self._dtype)).float()
         return dense, F.cross_entropy(logits, targets[asked])
 
     def encode(self, pictures: Pictures) -> Tensor:
         pixels = torch.from_numpy(pictures.pixels).float() * self._scale + self._shift
-        return vision_forward(self.model, pixels.bfloat16())
+        return vision_forward(self.model, pixels.to(self._dtype))
 
     def _mask(self, batch: Batch) -> Tensor:
         """[batch, 1, length, length]: each token sees its own branch and the prefix before it."""
@@ -190,23 +191,28 @@ class Trainer:
         return torch.zeros(seen.shape).masked_fill_(~seen, -1e9)[:, None]
 
 
+def fastest_dtype() -> torch.dtype:
+    """bfloat16 where the CPU multiplies matrices in it (AMX); elsewhere that is emulated."""
+    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+
+
 def rate_at(plan: Plan, step: int, elapsed_s: float) -> float:
     """Share of the full learning rate: warm-up by steps, constant, linear to zero by time."""
     left = (1 - elapsed_s / (60 * plan.minutes)) / plan.decay_ratio
     return max(0.0, min(1.0, (step + 1) / plan.warmup_steps, left))
 
 
-def train(rank: int, out: Path, seed: int, plan: Plan, resume: Path | None) -> None:
+def train(
+    rank: int, out: Path, seed: int, plan: Plan, start_from: Path | None, resume: Path | None
+) -> None:
     """One of the processes that train together; the first writes the checkpoint and the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     meeting = (out / "meeting").resolve().as_uri()
     dist.init_process_group("gloo", meeting, rank=rank, world_size=plan.num_processes)
-    tokenizer = build_tokenizer()
-    token_ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
-    model = build_model(build_config(len(tokenizer), token_ids), seed)
-    trainer = Trainer(model, plan, token_ids["<|image_pad|>"])
+    tokenizer, model = _begin(seed, start_from)
+    trainer = Trainer(model, plan, model.config.image_token_id)
     maker = BatchMaker(tokenizer, seed, plan.budget)
     at = Progress()
     if resume is not None:
@@ -229,13 +235,25 @@ def train(rank: int, out: Path, seed: int, plan: Plan, resume: Path | None) -> N
                 "%s, rate %.3f, dense %.4f, answer %.4f, %s",
                 *(at, rate, dense, answer, _seen(trainer, batch)),
             )
-        if rank == 0 and at.step % 500 == 499:
+        if rank == 0 and at.step % 250 == 249:
             save_checkpoint(model, tokenizer, out)
         at.step += 1
     if rank == 0:
         save_checkpoint(model, tokenizer, out)
         logger.info("trained: %s; %.0f s of CPU in each process", at, time.process_time())
     dist.destroy_process_group()
+
+
+def _begin(
+    seed: int, start_from: Path | None
+) -> tuple[PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration]:
+    """Fresh weights, or those of a checkpoint, which then keeps its tokenizer."""
+    if start_from is not None:
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start_from, dtype=torch.float32)
+        return AutoTokenizer.from_pretrained(start_from), model
+    tokenizer = build_tokenizer()
+    token_ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    return tokenizer, build_model(build_config(len(tokenizer), token_ids), seed)
 
 
 @torch.no_grad()
@@ -263,6 +281,7 @@ def main() -> None:
         default=defaults.decay_ratio,
         help="share of the time in which the learning rate falls",
     )
+    parser.add_argument("--start-from", type=Path, help="a checkpoint whose weights to train on")
     parser.add_argument("--resume", type=Path, help=f"a {STATE_FILE} to go on from")
     args = parser.parse_args()
     plan = Plan(
@@ -275,7 +294,10 @@ def main() -> None:
     # Ended by a signal, the processes must not train on without anyone to wait for them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     torch.multiprocessing.spawn(
-        train, (args.out, args.seed, plan, args.resume), nprocs=plan.num_processes, daemon=True
+        train,
+        (args.out, args.seed, plan, args.start_from, args.resume),
+        nprocs=plan.num_processes,
+        daemon=True,
     )
     (args.out / "meeting").unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from tests.e2e.pictures import encoded, user
 pytestmark = pytest.mark.cluster
 
 NUM_QUESTIONS = 50
-FLOOR_RATIO = 0.5
+FLOOR_RATIO = 0.8
 
 
 @pytest.fixture(scope="module")

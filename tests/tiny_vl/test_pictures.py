@@ -47,12 +47,11 @@ def test_sizes_stay_in_bounds_and_leave_the_held_out_size_alone():
         width, height = scenes.draw_size(rng)
         assert min(width, height) >= scenes.MIN_IMAGE_PX
         assert max(width, height) <= scenes.MAX_IMAGE_PX
-        cells = (round(width / scenes.CELL_PX), round(height / scenes.CELL_PX))
-        assert cells not in scenes.HELD_OUT_CELLS
+        assert scenes.cells((width, height)) not in scenes.HELD_OUT_CELLS
 
 
 def test_a_size_that_is_asked_for_is_drawn():
-    assert draw_question(1, "compare", size=(252, 196)).images[1].size == (252, 196)
+    assert draw_question(1, "compare", size=(196, 140)).images[1].size == (196, 140)
 
 
 @pytest.mark.parametrize("size", [(56, 56), (56, 100), (448, 448)])
@@ -105,3 +104,17 @@ def test_the_answer_to_a_count_is_the_number_of_items():
 def test_amounts_are_put_in_words():
     assert amount(1, "red", "cross") == "one red cross"
     assert amount(5, "blue", "cross") == "five blue crosses"
+
+
+def test_a_comparison_says_what_it_saw_before_its_verdict():
+    verdicts = {"yes": 0, "no": 0}
+    for seed in range(400):
+        question = draw_question(seed, "compare")
+        if not question.prompt.startswith(("Are both", "Do both")):
+            continue
+        seen, verdict = question.answer.rsplit(", so ", 1)
+        first, second = seen.split(" and the second ")
+        is_same = first.split()[-1] == second.split()[-1]
+        assert verdict == ("yes" if is_same else "no"), question.answer
+        verdicts[verdict] += 1
+    assert min(verdicts.values()) > 20

@@ -9,7 +9,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from epd.checkpoints.pictures import draw_scenes  # noqa: E402
-from epd.checkpoints.scenes import COLOURS, SHAPES  # noqa: E402
+from epd.checkpoints.scenes import (  # noqa: E402
+    COLOURS,
+    HELD_OUT_CELLS,
+    MAX_PIXELS,
+    MIN_PIXELS,
+    SHAPES,
+    cells,
+)
 from examples.tiny_vl import talk  # noqa: E402
 from examples.tiny_vl.batches import MEAN, STD, BatchMaker, cut  # noqa: E402
 from examples.tiny_vl.dense import IGNORE, label_cells  # noqa: E402
@@ -33,6 +40,17 @@ def test_equal_seeds_give_equal_batches(tokenizer):
 def test_other_seeds_give_other_batches(tokenizer):
     one, two = (BatchMaker(tokenizer, seed, budget=1500).make(11, True) for seed in (3, 4))
     assert one.pictures[0].pixels.tobytes() != two.pictures[0].pixels.tobytes()
+
+
+def test_no_batch_shows_a_held_out_size(tokenizer):
+    maker = BatchMaker(tokenizer, seed=5, budget=1500)
+    grids = {
+        pictures.pixels.shape[1:3]
+        for index in range(150)
+        for pictures in maker.make(index, index % 2 == 0).pictures
+    }
+    assert len(grids) > 5
+    assert not {(columns, rows) for rows, columns in grids} & HELD_OUT_CELLS
 
 
 def test_a_row_reads_as_the_chat_template_writes_it(tokenizer):
@@ -62,16 +80,18 @@ def test_the_questions_of_a_tree_stand_at_the_same_positions(tokenizer):
         assert [tree.positions[i] for i in picked] == alone.positions
 
 
-def test_pixels_are_cut_as_the_image_processor_does():
+@pytest.mark.parametrize("size", [(101, 76), (56, 56), (148, 121), (448, 300)])
+def test_pixels_are_cut_as_the_image_processor_does(size):
     module = pytest.importorskip(
         "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl", exc_type=ImportError
     )
     processor = module.Qwen2VLImageProcessorPil(
-        min_pixels=56 * 56, max_pixels=448 * 448, image_mean=MEAN, image_std=STD
+        min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS, image_mean=MEAN, image_std=STD
     )
-    (scene,) = draw_scenes(Random(1), "count", size=(101, 76))
+    (scene,) = draw_scenes(Random(1), "count", size=size)
     seen = processor(images=[scene.image], return_tensors="pt")
     _, rows, columns = seen["image_grid_thw"][0].tolist()
+    assert cells(size) == (columns // 2, rows // 2)
     pixels = cut(scene.image, rows // 2, columns // 2).reshape(-1, 3, 1, 196) / 255.0
     pixels = (pixels - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
     twice = np.repeat(pixels, 2, axis=2).reshape(rows * columns, -1)
