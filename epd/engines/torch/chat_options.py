@@ -1,6 +1,8 @@
 """What a chat request asks of the engine: how to sample, how long, and what must be refused.
 
-What the torch engine cannot do is refused by name, never silently ignored.
+What the torch engine cannot do is refused by name, never silently ignored. An image's `detail` is
+no exception: it asks for more or less care, and every image gets all that the model's pixel budget
+allows.
 """
 
 from __future__ import annotations

@@ -371,6 +371,20 @@ async def test_defaults_that_clients_spell_out_are_accepted(cluster: Cluster):
     assert (await cluster.chat(cluster.body(TEXT, "r1", **neutral))).status == 200
 
 
+async def test_the_detail_of_an_image_changes_nothing_and_a_wrong_one_is_named(cluster: Cluster):
+    answers: list[Answer] = []
+    for number, detail in enumerate((None, "auto", "low", "high")):
+        body = cluster.body(IMAGE, f"r{number}")
+        body["messages"][0]["content"][0]["image_url"]["detail"] = detail
+        answers.append(await cluster.chat(body))
+    assert {(answer.status, answer.text) for answer in answers} == {(200, answers[0].text)}
+    body = cluster.body(IMAGE, "wrong")
+    body["messages"][0]["content"][0]["image_url"]["detail"] = "medium"
+    for answer in await both(cluster, body):
+        assert code_of(answer) == (400, "invalid_request")
+        assert answer.body["error"]["param"] == "messages[0].content[0].image_url.detail"
+
+
 async def test_a_room_is_never_used_twice(cluster: Cluster):
     body = cluster.body(TEXT, "r1")
     assert (await cluster.chat(body)).status == 200
