@@ -21,6 +21,7 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from epd.auth import ClusterToken, load_token
+from epd.background import log_crash
 from epd.checkpoints import resolve
 from epd.clock import Clock, SystemClock
 from epd.config import WorkerConfig
@@ -232,15 +233,10 @@ def identity_of(
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """`work` runs in a task while inside; a crash of it is logged when it happens."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_log_crash)
+    task = asyncio.create_task(work, name=work.__qualname__)
+    task.add_done_callback(log_crash)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _log_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a task of the worker crashed", exc_info=error)
