@@ -30,6 +30,7 @@ class Worker:
     """One life of one worker process: a worker id and an epoch."""
 
     def __init__(self, report: WorkerReport, now_s: float) -> None:
+        self.worker_id = WorkerId(report.worker_id)
         self.report = report
         self.state = report.state
         self.seen_s = now_s
@@ -44,10 +45,6 @@ class Worker:
         self.last_turn = 0
         """Number of its router's choice that last fell on it."""
         self.place: Place = place_of(report.labels, URL(report.url).host or "")
-
-    @property
-    def worker_id(self) -> WorkerId:
-        return WorkerId(self.report.worker_id)
 
     @property
     def stage(self) -> Stage:

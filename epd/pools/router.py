@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from random import Random
 
 from epd.config import RoutingConfig
@@ -12,7 +13,6 @@ from epd.pools.routing import (
     Choice,
     HandOff,
     LinkCosts,
-    Place,
     Policy,
     Snapshot,
     Work,
@@ -33,7 +33,8 @@ class Router:
 
     def __init__(self, policy: Policy, links: LinkCosts, random: Random) -> None:
         self._policy = policy
-        self._links = links
+        # Few places, and asked about for every candidate of every choice.
+        self._nearest = lru_cache(maxsize=4096)(links.nearest)
         self._random = random
         self._turn = 0
 
@@ -53,9 +54,8 @@ class Router:
             hits: tokens of it that workers have in their caches.
             hand_offs: what its worker will receive and send.
         """
-        links: dict[Place, float] = {}
-        for place in {worker.place for worker in workers}:
-            links[place] = total_cost(place, hand_offs, self._links)
+        places = {worker.place for worker in workers}
+        links = {place: total_cost(place, hand_offs, self._nearest) for place in places}
         candidates = tuple(
             _candidate(worker, hits.get(worker.worker_id, 0), links[worker.place])
             for worker in workers

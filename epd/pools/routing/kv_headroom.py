@@ -21,7 +21,7 @@ def kv_headroom(snapshot: Snapshot, *, request_tokens: int) -> Choice:
     usual = max(c.max_total_num_tokens for c in snapshot.candidates) or 1
 
     def weigh(c: Candidate) -> tuple[bool, float, int, str]:
-        held = _held(c)
+        held = c.num_used_tokens if c.num_used_tokens > c.tokens_in_flight else c.tokens_in_flight
         batch = c.num_running if c.num_running > c.num_in_flight else c.num_in_flight
         is_full = 0 < c.max_total_num_tokens < held + need
         load = held + need + request_tokens * batch + c.link_tokens
@@ -30,8 +30,5 @@ def kv_headroom(snapshot: Snapshot, *, request_tokens: int) -> Choice:
     best = min(snapshot.candidates, key=weigh)
     capacity = f" of {best.max_total_num_tokens}" if best.max_total_num_tokens else ""
     note = "; all are full" if weigh(best)[0] else ""
-    return Choice(best, f"{_held(best)}{capacity} KV tokens held, {need} needed{note}")
-
-
-def _held(c: Candidate) -> int:
-    return c.num_used_tokens if c.num_used_tokens > c.tokens_in_flight else c.tokens_in_flight
+    held = max(best.tokens_in_flight, best.num_used_tokens)
+    return Choice(best, f"{held}{capacity} KV tokens held, {need} needed{note}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +44,14 @@ class LinkCosts:
                 return self.same_rack
         return self.same_zone if one.zone and one.zone == other.zone else self.elsewhere
 
+    def nearest(self, place: Place, places: frozenset[Place]) -> float:
+        """The cost per token to the nearest of at least one place."""
+        return min(self.between(place, other) for other in places)
+
+
+Nearest = Callable[[Place, frozenset[Place]], float]
+"""`LinkCosts.nearest`, or a memo of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
@@ -52,16 +60,13 @@ class HandOff:
     num_tokens: int
     places: frozenset[Place]
 
-    def cost(self, place: Place, costs: LinkCosts) -> float:
-        """In tokens, for a worker at `place`; 0 if there is nobody at the other end."""
-        if not self.num_tokens or not self.places:
-            return 0.0
-        return self.num_tokens * min(costs.between(place, other) for other in self.places)
 
+def total_cost(place: Place, hand_offs: Sequence[HandOff], nearest: Nearest) -> float:
+    """Of all hand-offs of a piece of work, in tokens, for a worker at `place`.
 
-def total_cost(place: Place, hand_offs: Sequence[HandOff], costs: LinkCosts) -> float:
-    """Of all hand-offs of a piece of work, in tokens, for a worker at `place`."""
-    return sum(hand_off.cost(place, costs) for hand_off in hand_offs)
+    One that has nobody at its other end costs nothing.
+    """
+    return sum(h.num_tokens * nearest(place, h.places) for h in hand_offs if h.places)
 
 
 def _differ(one: str, other: str) -> bool:

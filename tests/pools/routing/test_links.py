@@ -43,11 +43,10 @@ def test_a_link_costs_the_same_both_ways(one: Place, other: Place) -> None:
 def test_a_hand_off_goes_to_the_nearest_place() -> None:
     near, far = Place("m", "r", "z"), Place("o", "q", "y")
     here = Place("n", "r", "z")
-    assert HandOff(7, frozenset({near, far})).cost(here, COSTS) == 7.0
-    assert HandOff(7, frozenset({far})).cost(here, COSTS) == 700.0
-    assert HandOff(7, frozenset()).cost(here, COSTS) == 0.0
+    for found, cost in (({near, far}, 7.0), ({far}, 700.0), (set[Place](), 0.0)):
+        assert total_cost(here, [HandOff(7, frozenset(found))], COSTS.nearest) == cost
     both = [HandOff(7, frozenset({near})), HandOff(2, frozenset({far}))]
-    assert total_cost(here, both, COSTS) == 207.0
+    assert total_cost(here, both, COSTS.nearest) == 207.0
 
 
 def test_the_host_stands_for_a_node_without_a_label() -> None:
