@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from prometheus_client import CollectorRegistry
 
+from epd.addresses import http_url
 from epd.auth import ClusterToken, load_token
 from epd.background import log_crash
 from epd.checkpoints import resolve
@@ -215,13 +216,12 @@ def identity_of(
 ) -> Identity:
     """Who the worker is, with a new epoch; a made-up name if the configuration gives none."""
     port: int = listener.getsockname()[1]
-    host = config.advertised_host
     return Identity(
         worker_id=config.worker_id or f"{config.stage}-{secrets.token_hex(4)}",
         epoch=int(clock.time() * 1e9),
         stage=config.stage,
         engine=config.engine,
-        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        url=http_url(config.advertised_host, port),
         model=card,
         # Rooms are served by the same server as everything else.
         bootstrap_port=port if config.stage is Stage.PREFILL else None,

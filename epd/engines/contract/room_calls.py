@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from epd.addresses import http_url
 from epd.engines.shell import PeerClient
 from epd.errors import BadRequestError
 from epd.wire import ChatRequest, RoomDescriptor, RoomSendRequest, SendResponse
@@ -50,5 +51,4 @@ def _room_url(chat: ChatRequest) -> str:
             "a decode worker needs bootstrap_host, bootstrap_port and bootstrap_room",
             param="bootstrap_host",
         )
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}/bootstrap/rooms/{room}"
+    return f"{http_url(host, port)}/bootstrap/rooms/{room}"
