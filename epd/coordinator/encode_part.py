@@ -16,6 +16,8 @@ from epd.pools.routing import Place
 from epd.waiting import unless
 from epd.wire import EncodeRequest
 
+_UNCOUNTED_TOKENS = 256
+
 
 class Part:
     """Where one part is.
@@ -57,9 +59,16 @@ class Part:
         return self.request.content_hashes
 
     @property
+    def affinity_key(self) -> str:
+        """What sends equal images to one worker; images without a hash are all different."""
+        assert self.request is not None, "only a part that was asked for has content"
+        return " ".join(self.key) or self.request.req_id
+
+    @property
     def num_tokens(self) -> int:
-        """Image tokens of the part; 1 for images of a family that EPD cannot count."""
-        return sum(self._tokens_by_hash.get(content_hash, 0) for content_hash in self.key) or 1
+        """Image tokens of the part; a guess for images of a family that EPD cannot count."""
+        counted = sum(self._tokens_by_hash.get(content_hash, 0) for content_hash in self.key)
+        return counted or _UNCOUNTED_TOKENS
 
     @property
     def worker(self) -> Worker | None:

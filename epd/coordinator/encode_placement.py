@@ -146,7 +146,7 @@ class EncodePlacement:
     ) -> tuple[Worker, Choice]:
         return self._router.choose(
             workers,
-            Work(part.num_tokens, key=" ".join(part.key)),
+            Work(part.num_tokens, key=part.affinity_key),
             hits={worker.worker_id: part.num_tokens for worker in holders},
             hand_offs=[HandOff(part.num_tokens, frozenset({part.receiver}))],
         )

@@ -9,6 +9,7 @@ import pytest
 
 from epd.types import Stage
 from epd.wire import Load
+from tests.coordinator.test_encode_gateway import flight
 from tests.fakes.deployment import (
     ONE_OF_EACH,
     Answer,
@@ -178,6 +179,18 @@ async def test_a_cached_image_is_found_again_and_weighs_nothing() -> None:
         second = await placements(d, await running)
         assert second["encode"] == (first["encode"][0], "cached")
         assert d.coordinator.gateway.placement.num_repeats == 1
+
+
+async def test_images_without_a_hash_are_all_different_and_spread() -> None:
+    async with flight(num_encoders=2) as (d, f):
+        f.images[:] = [{"url": f.images[0]["url"], "content_hash": None} for _ in range(8)]
+        for worker in d.fleet.of(Stage.ENCODE):
+            worker.faults.status = 200  # encoded, it says: the fake itself wants a hash
+        for index in range(8):
+            assert (await f.encode(index)).status == 200
+        # 256 tokens each, for want of a better guess; 1.25 times the mean are five of them.
+        assert sorted(served(d, Stage.ENCODE)) in ([4, 4], [3, 5])
+        assert in_flight(d, Stage.ENCODE) == [256 * n for n in served(d, Stage.ENCODE)]
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin", "random"])
