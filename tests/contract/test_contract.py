@@ -44,8 +44,9 @@ def test_greedy_answers_are_as_expected_whole_and_streamed(
 def test_usage_counts_image_tokens(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(**request([]))
     seen = client.chat.completions.create(**request(pictures(1)))
-    # 84 x 112 pixels are 6 x 8 patches of 14, merged by four; the image's two marks come on top.
-    assert seen.usage.prompt_tokens - plain.usage.prompt_tokens == 12 + 2
+    # 84 x 112 pixels are scaled up to min_pixels, 112 x 140: 8 x 10 patches of 14, merged by four.
+    # The image's two marks come on top.
+    assert seen.usage.prompt_tokens - plain.usage.prompt_tokens == 20 + 2
     assert 1 <= seen.usage.completion_tokens <= NUM_TOKENS
     assert seen.choices[0].finish_reason in ("stop", "length")
 
