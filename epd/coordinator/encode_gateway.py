@@ -31,12 +31,11 @@ from epd.pools.router import Router
 from epd.pools.routing import Place
 from epd.types import RequestId
 from epd.waiting import unless
-from epd.wire import EncodeRequest, MetadataRequest, ReceiverRequest, SendRequest, parse
+from epd.wire import EncodeRequest, MetadataRequest, ReceiverRequest, SendRequest, parse, rid_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_PART_MARK = "_local_part_"
 _MAX_PLACEMENTS = 3
 
 
@@ -235,7 +234,7 @@ class EncodeGateway:
             raise DeadlineError(f"the part was not placed within {self._timeout_s:g} s") from None
 
     def _part(self, req_id: str) -> tuple[_Flight, Part]:
-        request_id = RequestId(req_id.rsplit(_PART_MARK, 1)[0])
+        request_id = RequestId(rid_of(req_id))
         flight = self._flights.get(request_id)
         if flight is None:
             raise BadRequestError(f"part {req_id} is of no request in flight", param="req_id")
