@@ -31,7 +31,7 @@ test-sglang: ## run the tests of engines with the real SGLang on a CPU (its own 
 	@scripts/setup-sglang.sh $(SGLANG_VENV)
 	@EPD_TEST_ENGINE=sglang $(SGLANG_VENV)/bin/python -m pytest tests/contract $(ARGS)
 
-lint: $(READY)
+lint: $(READY) ## style and strict types
 	@$(PYTHON_BIN) -m ruff check
 	@$(PYTHON_BIN) -m ruff format --check
 	@$(PYTHON_BIN) -m pyright --pythonpath $(PYTHON_BIN)

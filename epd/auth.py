@@ -57,9 +57,19 @@ class ClusterToken:
 
 
 def default_token_file() -> Path:
-    """Where the token lives if nobody says otherwise."""
+    """Where the token lives if nobody says otherwise.
+
+    Raises:
+        ConfigError: this user has no home folder, as in many containers.
+    """
     state = os.environ.get("XDG_STATE_HOME")
-    root = Path(state) if state else Path.home() / ".local" / "state"
+    try:
+        root = Path(state) if state else Path.home() / ".local" / "state"
+    except RuntimeError as exc:
+        raise ConfigError(
+            "this user has no home folder for the cluster token: set HOME, XDG_STATE_HOME or "
+            f"{TOKEN_VARIABLE}, or give --token-file"
+        ) from exc
     return root / "epd" / "cluster-token"
 
 
@@ -81,7 +91,10 @@ def load_token(token_file: Path | None = None, *, create: bool = False) -> Clust
         if create and not path.exists():
             _create_token(path)
     except OSError as exc:
-        raise ConfigError(f"the cluster token {path} cannot be made ({exc.strerror})") from exc
+        raise ConfigError(
+            f"the cluster token {path} cannot be made ({exc.strerror}): set XDG_STATE_HOME or "
+            f"{TOKEN_VARIABLE}, or give --token-file"
+        ) from exc
     try:
         secret = path.read_text().strip()
         is_private = path.stat().st_mode & 0o077 == 0

@@ -105,6 +105,18 @@ def test_a_token_that_cannot_be_made_or_read_is_one_line_that_quotes_nothing(
     assert "secret" not in caught.value.message
 
 
+def test_a_user_without_a_home_folder_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ConfigError, match=r"no home folder .* set HOME, XDG_STATE_HOME"):
+        load_token(create=True)
+
+
 def test_a_token_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(SECRET)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from epd.auth import load_token
 from epd.checkpoints import resolve
-from epd.config import DeploymentConfig, load_deployment
+from epd.config import CoordinatorConfig, DeploymentConfig, load_deployment
+from epd.engines.shell import bind
 from epd.pools.local import (
     ConsoleLog,
     FileLog,
@@ -36,7 +37,14 @@ def up(
     # SGLang takes names of the Hugging Face Hub too; what it cannot load, it says itself.
     if any(pool.engine == "torch" and pool.replicas for _, pool in deployment.pools.items()):
         resolve(deployment.model)
+    if deployment.join is None:
+        _check_address(deployment.coordinator)
     asyncio.run(_run(deployment, config, log_dir))
+
+
+def _check_address(settings: CoordinatorConfig) -> None:
+    """Another coordinator at our address would answer in place of ours, so it is told at once."""
+    bind(settings.host, settings.port, advice="set coordinator.port, or stop what uses it").close()
 
 
 async def _run(deployment: DeploymentConfig, config_file: Path, log_dir: Path | None) -> None:

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    field_validator,
     model_validator,
 )
 
@@ -95,6 +96,12 @@ class SGLangTuning(BaseModel):
         """GPUs that the parallelism asks for; attention replicas share the tensor group's."""
         replicas = 1 if DP_ATTENTION in self.sglang_flags else self.dp
         return self.tp * self.pp * replicas
+
+    @field_validator("embedding_cache", "kv_tier", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        """YAML reads `off` without quotes as false."""
+        return "off" if value is False else value
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> SGLangTuning:

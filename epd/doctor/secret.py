@@ -19,7 +19,10 @@ def check_token(token_file: Path | None = None) -> Check:
     if token_file is None and os.environ.get(TOKEN_VARIABLE):
         place = TOKEN_VARIABLE
     else:
-        path = token_file or default_token_file()
+        try:
+            path = token_file or default_token_file()
+        except ConfigError as exc:
+            return Check(name, Verdict.WARNING, exc.message, f"set HOME or {TOKEN_VARIABLE}")
         place = str(path)
         if not path.exists():
             detail = f"none yet; the coordinator makes {path}"

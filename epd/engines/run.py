@@ -26,6 +26,7 @@ from epd.background import log_crash
 from epd.checkpoints import resolve
 from epd.clock import Clock, SystemClock
 from epd.config import WorkerConfig
+from epd.config.sglang import SGLangTuning
 from epd.engines.shell import (
     ComputeThread,
     Identity,
@@ -41,7 +42,7 @@ from epd.engines.shell import (
     serve,
     wait_idle,
 )
-from epd.errors import DependencyError
+from epd.errors import ConfigError, DependencyError
 from epd.transfer import MooncakeEngine, TransferEngine
 from epd.types import Stage, WorkerState
 from epd.waiting import unless
@@ -74,6 +75,7 @@ async def run_worker(
         ConfigError: something in `config` cannot work; one line says what.
         DependencyError: torch or Mooncake is missing.
     """
+    _check(config)
     clock = SystemClock()
     token = load_token(config.token_file)
     path = resolve(config.model)
@@ -101,12 +103,23 @@ async def run_worker(
             await _serve(config, shell, stage, listener, on_ready)
 
 
+def _check(config: WorkerConfig) -> None:
+    for name in SGLangTuning.model_fields:
+        if name in config.model_fields_set and getattr(config, name) != _default(name):
+            hint = ": device cuda:0 puts a worker of it on a GPU" if name == "gpus" else ""
+            raise ConfigError(f"{name} is a setting of the sglang engine, not of torch{hint}")
+
+
+def _default(name: str) -> object:
+    return SGLangTuning.model_fields[name].default
+
+
 def _model_card(config: WorkerConfig, path: Path) -> ModelCard:
     try:
         from epd.engines.torch.build import model_card
     except ModuleNotFoundError as exc:
         raise DependencyError(
-            f"the torch engine needs {exc.name}: pip install 'epd-serve[torch]'"
+            f"the torch engine needs {exc.name}: pip install '.[torch]' in a clone of EPD"
         ) from exc
     return model_card(config, path)
 

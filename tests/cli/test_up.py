@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,22 @@ def test_a_worker_that_is_killed_comes_back_and_registers_again(
         up.send_signal(signal.SIGTERM)
         assert up.wait(30) == 0
     assert "killed by SIGKILL; starting again in 0.5 s" in (logs / "encode-0.log").read_text()
+
+
+def test_a_second_one_at_the_same_port_ends_before_it_starts_anything(
+    config: Path, tmp_path: Path
+) -> None:
+    coordinator = yaml.safe_load(config.read_text())["coordinator"]
+    output = tmp_path / "output"
+    with (
+        socket.create_server(("127.0.0.1", coordinator["port"])),
+        running("up", str(config), output=output) as up,
+    ):
+        assert up.wait(START_S) == 2
+    assert output.read_text().splitlines() == [
+        f"epd: port {coordinator['port']} of 127.0.0.1 is in use: set coordinator.port, or stop "
+        "what uses it"
+    ]
 
 
 def test_a_worker_that_cannot_work_ends_it_with_the_workers_own_words(

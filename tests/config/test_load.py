@@ -43,6 +43,12 @@ def test_the_shipped_file_is_valid_and_serves_the_bundled_model() -> None:
     assert [pool.replicas for _, pool in deployment.pools.items()] == [1, 1, 1]
 
 
+def test_off_needs_no_quotes(tmp_path: Path) -> None:
+    text = "pools: {encode: {engine: sglang, worker: {embedding_cache: off, kv_tier: off}}}"
+    worker = load_deployment(write(tmp_path, text)).pools.encode.worker
+    assert (worker.embedding_cache, worker.kv_tier) == ("off", "off")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

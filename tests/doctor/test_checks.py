@@ -159,6 +159,19 @@ def test_a_token_that_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
     assert check_token().verdict is Verdict.ABSENT
 
 
+def test_a_user_without_a_home_folder_gets_a_line_of_doctor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    check = check_token()
+    assert check.verdict is Verdict.WARNING
+    assert "no home folder" in check.detail
+
+
 def test_a_token_is_checked_without_being_shown(tmp_path: Path) -> None:
     path = tmp_path / "token"
     secret = load_token(path, create=True).headers["Authorization"].split()[1]

@@ -66,8 +66,8 @@ def installed_version() -> str:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         raise DependencyError(
-            "the sglang engine needs SGLang in this environment: pip install 'epd-serve[sglang]' "
-            "(for a CPU: scripts/setup-sglang.sh; see docs/gpu.md)"
+            "the sglang engine needs SGLang in this environment: pip install '.[sglang]' in a "
+            "clone of EPD (for a CPU: scripts/setup-sglang.sh; see docs/gpu.md)"
         ) from None
 
 

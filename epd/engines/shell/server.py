@@ -23,8 +23,16 @@ _BACKLOG = 1024
 _SHUTDOWN_S = 2.0
 
 
-def bind(host: str, port: int) -> socket.socket:
+_ADVICE = "choose another with --port, or 0 for a free one"
+
+
+def bind(host: str, port: int, *, advice: str = _ADVICE) -> socket.socket:
     """A listening socket; taken before the model loads, so that a clash is found at once.
+
+    Args:
+        host: address of this machine to listen at.
+        port: 0 takes a free one.
+        advice: what to do about a port in use, for the error.
 
     Raises:
         ConfigError: the port is in use, or the address is not this machine's.
@@ -43,9 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
             raise
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} of {host} is in use: choose another with --port, or 0 for a free one"
-            ) from exc
+            raise ConfigError(f"port {port} of {host} is in use: {advice}") from exc
         raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
     listener.setblocking(False)
     return listener

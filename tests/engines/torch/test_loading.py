@@ -12,6 +12,7 @@ from epd.engines.run import run_worker
 from epd.engines.shell import Lifecycle
 from epd.engines.torch import build
 from epd.engines.torch.tiny import write_random_checkpoint
+from epd.errors import ConfigError
 from epd.transfer import LoopbackNetwork
 from epd.types import Stage, WorkerState
 from tests.engines.torch.cluster import SECRET, FakeCoordinator
@@ -52,3 +53,18 @@ async def test_it_leaves_at_once_and_says_goodbye(
     states = [report.state for report in coordinator.reports]
     assert states[-1] is WorkerState.GONE
     assert WorkerState.READY not in states
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"gpus": "0"}, "gpus is a setting of the sglang engine, not of torch: device cuda:0"),
+        ({"embedding_cache": "off"}, "embedding_cache is a setting of the sglang engine"),
+    ],
+)
+async def test_settings_of_sglang_are_refused_and_not_ignored(
+    setting: dict[str, Any], message: str
+) -> None:
+    config = WorkerConfig.model_validate({"stage": "encode", "model": "tiny-vl", **setting})
+    with pytest.raises(ConfigError, match=message):
+        await run_worker(config, transfer=LoopbackNetwork().engine("worker"))
