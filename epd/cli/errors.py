@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import typer
 
-from epd.errors import ConfigError, EPDError, leaves
+from epd.errors import ConfigError, DependencyError, EPDError, leaves
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-"""The command, its options or its configuration are wrong: trying again cannot help."""
+"""The command, its options, its configuration or the installation: trying again cannot help."""
 _EXIT_INTERRUPTED = 130
 
 
@@ -51,7 +51,8 @@ def fail(message: str, exit_code: int) -> NoReturn:
 
 
 def _fail_with(error: EPDError) -> NoReturn:
-    fail(error.message, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+    is_final = isinstance(error, (ConfigError, DependencyError))
+    fail(error.message, EXIT_USAGE if is_final else EXIT_FAILED)
 
 
 def _foreseen(exc: BaseException) -> EPDError | None:

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from epd.cli.errors import one_line_errors
-from epd.errors import ConfigError, WorkerError
+from epd.errors import ConfigError, DependencyError, WorkerError
 
 IN_USE = OSError(errno.EADDRINUSE, "Address already in use")
 
@@ -16,6 +16,7 @@ IN_USE = OSError(errno.EADDRINUSE, "Address already in use")
     ("failures", "line", "code"),
     [
         ([WorkerError("gone"), ConfigError("x")], "epd: gone\n", 1),
+        ([DependencyError("no torch")], "epd: no torch\n", 2),
         ([ExceptionGroup("", [ConfigError("bad\nkey")])], "epd: bad key\n", 2),
         ([ExceptionGroup("", [IN_USE]), WorkerError("gone")], "cannot listen", 2),
     ],
