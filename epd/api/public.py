@@ -6,8 +6,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from epd.coordinator.coordinator import Coordinator
-from epd.errors import NoWorkerError, OverloadedError
+from epd.errors import NoWorkerError, OverloadedError, UnknownModelError
 from epd.types import WorkerState
+from epd.wire import ModelCard
 
 
 class PublicEndpoints:
@@ -16,22 +17,23 @@ class PublicEndpoints:
 
     async def models(self, _: web.Request) -> web.Response:
         """`GET /v1/models`: what ready workers serve, in OpenAI's shape."""
-        cards = {
+        data = [_model(card) for card in self._served().values()]
+        return web.json_response({"object": "list", "data": data})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """`GET /v1/models/{model}`: one of them."""
+        model_id = request.match_info["model"]
+        card = self._served().get(model_id)
+        if card is None:
+            raise UnknownModelError(f"no ready worker serves {model_id!r}", param="model")
+        return web.json_response(_model(card))
+
+    def _served(self) -> dict[str, ModelCard]:
+        return {
             worker.report.model.model_id: worker.report.model
             for worker in self._coordinator.registry.all()
             if worker.state is WorkerState.READY
         }
-        data = [
-            {
-                "id": card.model_id,
-                "object": "model",
-                "created": 0,
-                "owned_by": "epd",
-                "max_model_len": card.context_tokens,
-            }
-            for card in cards.values()
-        ]
-        return web.json_response({"object": "list", "data": data})
 
     async def health(self, _: web.Request) -> web.Response:
         """`GET /health`: this process is alive."""
@@ -50,3 +52,13 @@ class PublicEndpoints:
         """`GET /metrics`: Prometheus text."""
         body = generate_latest(self._coordinator.metrics.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _model(card: ModelCard) -> dict[str, object]:
+    return {
+        "id": card.model_id,
+        "object": "model",
+        "created": 0,
+        "owned_by": "epd",
+        "max_model_len": card.context_tokens,
+    }

@@ -131,6 +131,7 @@ def build_app(
         [
             web.post("/v1/chat/completions", chat.handle),
             web.get("/v1/models", public.models),
+            web.get("/v1/models/{model:.+}", public.model),
             web.get("/health", public.health),
             web.get("/ready", public.ready),
             web.get("/metrics", public.metrics),

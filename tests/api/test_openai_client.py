@@ -57,6 +57,13 @@ async def test_an_image() -> None:
         assert len(d.encode.sent) == 1
 
 
+async def test_one_model_is_shown_and_another_is_not_found() -> None:
+    async with deployed() as d, client_of(d) as client:
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError, match="no ready worker serves 'org/other'"):
+            await client.models.retrieve("org/other")
+
+
 async def test_the_blocking_client() -> None:
     def ask(url: str) -> tuple[str | None, list[str | None], list[str]]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
