@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -62,15 +61,20 @@ async def test_a_peer_that_does_not_read_an_answer_is_hung_up_on() -> None:
 
 
 async def test_an_answer_whose_end_was_given_up_is_hung_up_on_at_once() -> None:
-    async def given_up(request: web.Request) -> web.StreamResponse:
+    is_given_up = asyncio.Event()
+
+    async def give_up(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        with contextlib.suppress(TimeoutError):
+        with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await response.write(bytes(2**24))
+        is_given_up.set()
         return response
 
-    async with served(given_up, finish_within(60)) as (response, _):
+    async with served(give_up, finish_within(60)) as (response, _), asyncio.timeout(10):
+        # A client that read before would have taken all of it in time.
+        await is_given_up.wait()
         with pytest.raises(aiohttp.ClientError):
             await response.read()
 
