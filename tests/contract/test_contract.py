@@ -21,6 +21,7 @@ from tests.contract.asking import (
     whole,
 )
 from tests.e2e.cluster import Cluster
+from tests.e2e.pictures import picture
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -43,9 +44,8 @@ def test_greedy_answers_are_as_expected_whole_and_streamed(
 
 def test_usage_counts_image_tokens(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(**request([]))
-    seen = client.chat.completions.create(**request(pictures(1)))
-    # 84 x 112 pixels are scaled up to min_pixels, 112 x 140: 8 x 10 patches of 14, merged by four.
-    # The image's two marks come on top.
+    seen = client.chat.completions.create(**request([picture(140, 112, seed=0)]))
+    # 140 x 112 pixels are 10 x 8 patches of 14, merged by four; the image's two marks come on top.
     assert seen.usage.prompt_tokens - plain.usage.prompt_tokens == 20 + 2
     assert 1 <= seen.usage.completion_tokens <= NUM_TOKENS
     assert seen.choices[0].finish_reason in ("stop", "length")
