@@ -203,6 +203,9 @@ class EncodeGateway:
         """
         while True:
             worker = await self._within(part.where())
+            # A part that is placed again is at its worker before it is encoded there.
+            if path == "/send" and not await part.settled_at(worker):
+                continue
             try:
                 return await self._post(flight, worker, path, body), worker
             except (WorkerError, DeadlineError):

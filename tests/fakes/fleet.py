@@ -244,7 +244,9 @@ class FakeEncode(FakeWorker):
         return web.json_response(await asyncio.shield(self._part(body["req_id"])))
 
     async def _send(self, request: web.Request, body: dict[str, Any]) -> web.Response:
-        await asyncio.shield(self._part(body["req_id"]))
+        if not self._part(body["req_id"]).done():
+            error = {"message": "the part is not encoded: it cannot be sent", "code": "x"}
+            return web.json_response({"error": error}, status=502)
         self.sent.append(body["req_id"])
         return web.json_response({"nbytes": 4 * DIM})
 
