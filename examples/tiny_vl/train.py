@@ -192,8 +192,9 @@ class Trainer:
 
 
 def fastest_dtype() -> torch.dtype:
-    """bfloat16 where the CPU multiplies matrices in it (AMX); elsewhere that is emulated."""
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+    """bfloat16 where the CPU multiplies in it (AMX, AVX512-BF16); elsewhere that is emulated."""
+    has_units = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if has_units else torch.float32
 
 
 def rate_at(plan: Plan, step: int, elapsed_s: float) -> float:
