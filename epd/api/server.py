@@ -53,7 +53,7 @@ async def build_coordinator(
     config: CoordinatorConfig, token: ClusterToken, *, base_url: str, clock: Clock
 ) -> AsyncGenerator[Coordinator]:
     """Construct the coordinator and own what it uses until the block ends."""
-    registry = Registry(clock, lease_s=config.lease.lease_s)
+    registry = Registry(clock, lease_s=config.lease.lease_s, breaker=config.breaker)
     metrics = CoordinatorMetrics()
     cache = MediaCache(config.media.cache_bytes)
     edge = MediaEdge(config.media, cache, HttpFetcher(config.media))
@@ -78,6 +78,9 @@ async def build_coordinator(
         )
         metrics.watch(
             workers=lambda: [(w.stage.value, w.state.value) for w in registry.all()],
+            open_breakers=lambda: [
+                w.stage.value for w in registry.all() if not w.breaker.is_closed
+            ],
             encode_parts=lambda: coordinator.gateway.num_parts,
             media_cache_bytes=lambda: cache.used_bytes,
             body_bytes=lambda: coordinator.bodies.num_bytes,

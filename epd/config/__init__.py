@@ -1,5 +1,6 @@
 """Configuration: its schema, and how a file and options become one."""
 
+from epd.config.failure import BreakerConfig, RetryConfig
 from epd.config.load import build, load_coordinator, load_deployment
 from epd.config.routing import LinkConfig, RoutingConfig
 from epd.config.schema import (
@@ -15,6 +16,7 @@ from epd.config.schema import (
 )
 
 __all__ = [
+    "BreakerConfig",
     "CoordinatorConfig",
     "DeploymentConfig",
     "ExistingServer",
@@ -24,6 +26,7 @@ __all__ = [
     "PoolConfig",
     "PoolsConfig",
     "RequestConfig",
+    "RetryConfig",
     "RoutingConfig",
     "WorkerConfig",
     "build",

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from epd.addresses import http_url, parse_host, parse_url
+from epd.config.failure import BreakerConfig, RetryConfig
 from epd.config.routing import RoutingConfig
 from epd.config.sglang import GPUGroup, SGLangTuning
 from epd.types import Stage
@@ -177,6 +178,8 @@ class CoordinatorConfig(_Section):
     media: MediaConfig = MediaConfig()
     requests: RequestConfig = RequestConfig()
     routing: RoutingConfig = RoutingConfig()
+    retry: RetryConfig = RetryConfig()
+    breaker: BreakerConfig = BreakerConfig()
     log_level: LogLevel = "info"
     """Least severe log message that is written."""
 

@@ -1,6 +1,6 @@
 """The coordinator: one method carries a chat request from bytes in to bytes out.
 
-    admit → validate → resolve media → plan → dispatch → end
+    admit → validate → resolve media → plan → attempts → end
 
 It owns the order of these steps and the release of all they hold; each step's work is elsewhere.
 """
@@ -13,7 +13,6 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -21,16 +20,17 @@ from epd.auth import ClusterToken
 from epd.background import log_crash
 from epd.clock import Clock
 from epd.config import CoordinatorConfig
+from epd.coordinator.attempts import Attempts, Job
 from epd.coordinator.body_budget import BodyBudget, BodyShare
 from epd.coordinator.client import WorkerClient
-from epd.coordinator.dispatch import Dispatch, Pair, Sink
+from epd.coordinator.dispatch import Sink
 from epd.coordinator.encode_gateway import EncodeGateway
 from epd.coordinator.lifecycle import RequestLog, RequestRecord, RequestState
 from epd.coordinator.media_urls import MediaURLs
 from epd.coordinator.pair_placement import PairPlacement
 from epd.coordinator.prompt_blocks import prompt_blocks
 from epd.coordinator.request_body import RequestBody, count_image_tokens
-from epd.errors import AbortedError, ContextLengthError, EPDError, OverloadedError
+from epd.errors import AbortedError, EPDError, OverloadedError
 from epd.media import MediaCache, MediaEdge, MediaItem
 from epd.observability.metrics import CoordinatorMetrics
 from epd.pools.registry import Registry
@@ -43,19 +43,6 @@ logger = logging.getLogger(__name__)
 _ABORT_GRACE_S = 5.0
 
 ReadBody = Callable[[BodyShare], Awaitable[bytes | bytearray]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Where a request goes, and what is sent there."""
-
-    pair: Pair
-    body: bytes
-    is_stream: bool
-    image_tokens: dict[str, int]
-    """By content hash."""
-    prefill_load: ExitStack
-    """What weighs on the prefill worker until decode has the KV."""
 
 
 class Coordinator:
@@ -99,11 +86,21 @@ class Coordinator:
         self._edge = edge
         self._config = config
         self._clock = clock
-        self._client = client
-        self._mint_room = mint_room
         self.bodies = BodyBudget(
             max_body_bytes=config.requests.max_body_bytes,
             max_bytes=config.requests.max_in_flight_bytes,
+        )
+        self.attempts = Attempts(
+            config,
+            clock=clock,
+            registry=registry,
+            client=client,
+            gateway=self.gateway,
+            pairs=self.pairs,
+            metrics=metrics,
+            num_in_flight=lambda: self._num_in_flight,
+            mint_room=mint_room,
+            in_background=self._in_background,
         )
         self._num_in_flight = 0
         self._is_draining = False
@@ -190,23 +187,12 @@ class Coordinator:
         with ExitStack() as held:
             share = held.enter_context(self.bodies.share())
             # What was read, perhaps megabytes of base64, is dropped after this line.
-            plan = await self._plan(record, await RequestBody.read(await read_body(share)), held)
-            share.keep(len(plan.body))
-            dispatch = Dispatch(
-                self._client,
-                self._clock,
-                self._config.requests,
-                record,
-                plan.pair,
-                is_stream=plan.is_stream,
-                on_hand_over=plan.prefill_load.close,
-            )
-            record.enter(RequestState.DISPATCHED)
-            with self._in_room(record, plan):
-                await dispatch.run(plan.body, sink)
+            job = await self._plan(record, await RequestBody.read(await read_body(share)), held)
+            share.keep(len(job.body.document))
+            await self.attempts.run(record, job, sink)
 
-    async def _plan(self, record: RequestRecord, body: RequestBody, held: ExitStack) -> _Plan:
-        """Resolve the request's media and choose its workers; `held` gets what it now holds."""
+    async def _plan(self, record: RequestRecord, body: RequestBody, held: ExitStack) -> Job:
+        """Resolve the request's media and say what is to be done; `held` gets what it now holds."""
         card = self.registry.model(body.request.model)
         record.model_id = card.model_id
         self._require_stages(body, card)
@@ -217,19 +203,15 @@ class Coordinator:
         record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
         self.metrics.image_tokens.inc(record.num_image_tokens)
         hashes = [item.content_hash for item in items]
-        blocks = prompt_blocks(body.request, hashes, tokens)
-        placed = self.pairs.place(card.model_id, blocks, tokens, body.request.max_new_tokens)
-        pair = placed.pair
-        _check_context(record.num_image_tokens, pair)
-        record.placements += placed.placements
-        self.pairs.remember(pair.prefill, blocks)
-        held.enter_context(pair.decode.carrying(placed.kv_tokens))
-        prefill_load = held.enter_context(ExitStack())
-        prefill_load.enter_context(pair.prefill.carrying(placed.prefill_tokens))
-        rewritten = await body.for_workers(
-            record.request_id, self._mint_room(), pair.prefill.report, items, self.media_urls.sign
+        return Job(
+            card.model_id,
+            await body.for_workers(items, self.media_urls.sign),
+            is_stream=body.request.stream,
+            max_new_tokens=body.request.max_new_tokens,
+            blocks=prompt_blocks(body.request, hashes, tokens),
+            image_tokens=tokens,
+            num_image_tokens=record.num_image_tokens,
         )
-        return _Plan(pair, rewritten, body.request.stream, tokens, prefill_load)
 
     def _require_stages(self, body: RequestBody, card: ModelCard) -> None:
         """Fail at once, before any fetch, when a stage has no worker."""
@@ -255,22 +237,6 @@ class Coordinator:
         record.spans.append(("coordinator", span))
         self.metrics.stage_seconds.labels("fetch").observe(span.duration_s)
         return items
-
-    @contextlib.contextmanager
-    def _in_room(self, record: RequestRecord, plan: _Plan) -> Generator[None]:
-        """Let workers meet over this request; afterwards make those drop it that still hold it."""
-        request_id = record.request_id
-        self.gateway.open(record, plan.pair.prefill, plan.image_tokens)
-        self.metrics.rooms_open.inc()
-        try:
-            yield
-        finally:
-            self.metrics.rooms_open.dec()
-            holders = self.gateway.close(request_id)
-            if not record.is_answered:
-                holders += [plan.pair.prefill, plan.pair.decode]
-            for worker in holders:
-                self._in_background(self._client.abort(worker, request_id))
 
     def _end(
         self, record: RequestRecord, state: RequestState, status: int, code: str | None = None
@@ -316,14 +282,3 @@ class Coordinator:
             async with asyncio.timeout(_ABORT_GRACE_S):
                 await self._idle.wait()
                 await asyncio.gather(*self._background, return_exceptions=True)
-
-
-def _check_context(num_image_tokens: int, pair: Pair) -> None:
-    """Refuse images that no prompt has room for before any of them is encoded."""
-    context_tokens = min(w.report.model.context_tokens for w in (pair.prefill, pair.decode))
-    if num_image_tokens >= context_tokens:
-        raise ContextLengthError(
-            f"the images alone take {num_image_tokens} tokens, and the model's context is "
-            f"{context_tokens}: send fewer or smaller images",
-            param="messages",
-        )

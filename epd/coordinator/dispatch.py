@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +109,7 @@ class Dispatch:
         self._pair = pair
         self._is_stream = is_stream
         self._on_hand_over = on_hand_over
+        self._told_by: dict[EPDError, Worker] = {}
         self._handed_over = asyncio.Event()  # decode has the KV: prefill is no longer needed
         self._is_received = False  # the answer is all here: decode is no longer needed
         self._deadline_moved = asyncio.Event()  # nearer: progress only puts it off
@@ -128,9 +129,11 @@ class Dispatch:
                 guards = [
                     group.create_task(self._watch_clock()),
                     group.create_task(
-                        _watch(self._pair.prefill, lambda: not self._handed_over.is_set())
+                        self._watch(self._pair.prefill, lambda: not self._handed_over.is_set())
                     ),
-                    group.create_task(_watch(self._pair.decode, lambda: not self._is_received)),
+                    group.create_task(
+                        self._watch(self._pair.decode, lambda: not self._is_received)
+                    ),
                 ]
                 await self._relay(body, sink)
                 # Prefill answers once decode has its KV, so it is done or about to be.
@@ -141,11 +144,25 @@ class Dispatch:
             if not self._record.is_answered:
                 raise _most_telling(failures) from None
 
+    def told_by(self, error: EPDError) -> Worker | None:
+        """The worker whose answer, or whose end, `error` is; None for a deadline and the client."""
+        return self._told_by.get(error)
+
+    @contextlib.contextmanager
+    def _told_by_worker(self, worker: Worker) -> Generator[None]:
+        try:
+            yield
+        except EPDError as error:
+            if not isinstance(error, AbortedError):
+                self._told_by[error] = worker
+            raise
+
     async def _prefill(self, body: bytes) -> None:
         worker = self._pair.prefill
         try:
-            async with await self._client.open(worker, _PATH, body) as response:
-                await self._client.read(worker, response)
+            with self._told_by_worker(worker):
+                async with await self._client.open(worker, _PATH, body) as response:
+                    await self._client.read(worker, response)
         except EPDError as error:
             if not self._handed_over.is_set():
                 raise
@@ -159,17 +176,18 @@ class Dispatch:
 
     async def _relay(self, body: bytes, sink: Sink) -> None:
         worker = self._pair.decode
-        response = await self._client.open(worker, _PATH, body)
-        try:
-            if response.content_type == "text/event-stream":
-                await self._relay_events(response, sink)
-            else:
-                answer = await self._client.read(worker, response)
-                self._is_received = True
-                self._hand_over()
-                await self._relay_answer(answer, response.content_type, sink)
-        finally:
-            response.release()
+        with self._told_by_worker(worker):
+            response = await self._client.open(worker, _PATH, body)
+            try:
+                if response.content_type == "text/event-stream":
+                    await self._relay_events(response, sink)
+                else:
+                    answer = await self._client.read(worker, response)
+                    self._is_received = True
+                    self._hand_over()
+                    await self._relay_answer(answer, response.content_type, sink)
+            finally:
+                response.release()
 
     async def _relay_answer(self, answer: bytes, content_type: str, sink: Sink) -> None:
         """Relay a whole answer in pieces, so that a client that reads slowly is seen to read."""
@@ -226,6 +244,12 @@ class Dispatch:
             self._awaited = "the next token did not come"
             self._deadline_moved.set()
 
+    async def _watch(self, worker: Worker, is_needed: Callable[[], bool]) -> None:
+        await worker.lost.wait()
+        if is_needed():
+            with self._told_by_worker(worker):
+                raise worker.loss
+
     async def _watch_clock(self) -> None:
         """The one timer of this request: first token, stall and total deadline."""
         limits, record = self._limits, self._record
@@ -246,12 +270,6 @@ class Dispatch:
                 async with asyncio.timeout(remaining_s):
                     await self._deadline_moved.wait()
             self._deadline_moved.clear()
-
-
-async def _watch(worker: Worker, is_needed: Callable[[], bool]) -> None:
-    await worker.lost.wait()
-    if is_needed():
-        raise worker.loss
 
 
 def _most_telling(failures: BaseExceptionGroup[EPDError]) -> EPDError:

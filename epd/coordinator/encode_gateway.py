@@ -50,6 +50,8 @@ class _Flight:
     """By content hash; the cost the policy weighs."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: EPDError | None = None
+    """Why a part of it cannot be encoded, by any worker."""
 
 
 class EncodeGateway:
@@ -64,6 +66,7 @@ class EncodeGateway:
         timeout_s: float,
     ) -> None:
         self.placement = EncodePlacement(registry, router)
+        self._registry = registry
         self._client = client
         self._timeout_s = timeout_s
         self._flights: dict[RequestId, _Flight] = {}
@@ -73,13 +76,26 @@ class EncodeGateway:
         """Parts placed and not yet closed."""
         return sum(len(flight.parts) for flight in self._flights.values())
 
-    def open(self, record: RequestRecord, prefill: Worker, image_tokens: dict[str, int]) -> None:
-        """Expect parts of this request from `prefill`; `image_tokens` is by content hash."""
-        self._flights[record.request_id] = _Flight(record, prefill.place, image_tokens)
+    def open(
+        self,
+        rid: RequestId,
+        record: RequestRecord,
+        prefill: Worker,
+        image_tokens: dict[str, int],
+    ) -> None:
+        """Expect parts of the attempt `rid` at a request from `prefill`.
 
-    def close(self, request_id: RequestId) -> list[Worker]:
-        """Forget the request. Returns the workers to tell that nobody will take its parts."""
-        flight = self._flights.pop(request_id, None)
+        `image_tokens` is by content hash.
+        """
+        self._flights[rid] = _Flight(record, prefill.place, image_tokens)
+
+    def failure(self, rid: RequestId) -> EPDError | None:
+        """Why a part of an attempt that is open could not be encoded, if so."""
+        return self._flights[rid].failure
+
+    def close(self, rid: RequestId) -> list[Worker]:
+        """Forget the attempt. Returns the workers to tell that nobody will take its parts."""
+        flight = self._flights.pop(rid, None)
         if flight is None:
             return []
         flight.closed.set()
@@ -159,22 +175,27 @@ class EncodeGateway:
                                 raise
                             failure = error
                             part.take_from(worker)
+                            if worker.is_sound and isinstance(error, WorkerError):
+                                self._registry.failed(worker)
                             logger.warning("image part is placed again: %s", error)
                             continue
+                    self._registry.succeeded(worker)
                     self.placement.remember(flight.record.model_id, part, worker)
                     return answer
                 assert failure is not None, "a part that was tried so often has failed"
                 raise failure
         except NoWorkerError as error:
             # The first failure says more than that nobody is left.
-            part.give_up(failure or error)
-            raise (failure or error) from None
+            flight.failure = failure or error
+            part.give_up(flight.failure)
+            raise flight.failure from None
         except EPDError as error:
+            flight.failure = error
             part.give_up(error)
             raise
         except Exception as exc:  # the root of a task: whoever waits for the part must hear of it
             logger.exception("an image part could not be placed")
-            error = EPDError("internal error: see the coordinator's log")
+            error = flight.failure = EPDError("internal error: see the coordinator's log")
             part.give_up(error)
             raise error from exc
 
@@ -237,8 +258,7 @@ class EncodeGateway:
             raise DeadlineError(f"the part was not placed within {self._timeout_s:g} s") from None
 
     def _part(self, req_id: str) -> tuple[_Flight, Part]:
-        request_id = RequestId(rid_of(req_id))
-        flight = self._flights.get(request_id)
+        flight = self._flights.get(RequestId(rid_of(req_id)))
         if flight is None:
             raise BadRequestError(f"part {req_id} is of no request in flight", param="req_id")
         part = flight.parts.get(req_id)

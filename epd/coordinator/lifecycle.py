@@ -3,6 +3,8 @@
     received → resolving → dispatched → streaming → finished
         └──────────┴───────────┴────────────┴─────→ failed | aborted
 
+A request may be dispatched again, to other workers, before it streams.
+
 Every accepted request ends in exactly one of the three last states; a transition not drawn here is
 a bug and raises.
 """
@@ -38,12 +40,20 @@ _ENDS = frozenset({RequestState.FINISHED, RequestState.FAILED, RequestState.ABOR
 _NEXT: dict[RequestState, frozenset[RequestState]] = {
     RequestState.RECEIVED: frozenset({RequestState.RESOLVING, *_ENDS}),
     RequestState.RESOLVING: frozenset({RequestState.DISPATCHED, *_ENDS}),
-    RequestState.DISPATCHED: frozenset({RequestState.STREAMING, *_ENDS}),
+    RequestState.DISPATCHED: frozenset({RequestState.DISPATCHED, RequestState.STREAMING, *_ENDS}),
     RequestState.STREAMING: _ENDS,
     RequestState.FINISHED: frozenset(),
     RequestState.FAILED: frozenset(),
     RequestState.ABORTED: frozenset(),
 }
+
+
+_ATTEMPT_MARK = "."
+
+
+def attempt_id(request_id: RequestId, number: int) -> RequestId:
+    """The `rid` of the `number`th attempt, from 1: an abort of one must not end the next."""
+    return request_id if number == 1 else RequestId(f"{request_id}{_ATTEMPT_MARK}{number}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,8 @@ class RequestRecord:
     """The client has the whole answer; whatever happens afterwards, the request has finished."""
     ended_s: float | None = None
     placements: list[Placement] = field(default_factory=list[Placement])
+    retries: list[str] = field(default_factory=list[str])
+    """Why each attempt failed that was followed by another."""
     spans: list[tuple[str, Span]] = field(default_factory=list[tuple[str, Span]])
     """(worker_id, span); the coordinator's own spans carry the worker_id `coordinator`."""
 
@@ -129,6 +141,7 @@ class RequestRecord:
             "tpot_s": self.tpot_s,
             "e2e_s": self.e2e_s,
             "placements": [asdict(placement) for placement in self.placements],
+            "retries": list(self.retries),
             "spans": [
                 {"worker_id": worker_id, **span.model_dump(exclude={"request_id"})}
                 for worker_id, span in sorted(self.spans, key=lambda item: item[1].start_unix_s)
@@ -159,7 +172,8 @@ class RequestLog:
             self._ended.popitem(last=False)
 
     def get(self, request_id: str) -> RequestRecord | None:
-        key = RequestId(request_id)
+        """The record of a request, by its id or that of one of its attempts."""
+        key = RequestId(request_id.partition(_ATTEMPT_MARK)[0])
         return self._running.get(key) or self._ended.get(key)
 
     def add_spans(self, worker_id: str, spans: Iterable[Span]) -> None:

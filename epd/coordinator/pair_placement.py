@@ -6,7 +6,7 @@ worker asks for it (`encode_placement`); where their embeddings may come from co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -14,6 +14,7 @@ from epd.config import RoutingConfig
 from epd.coordinator.dispatch import Pair
 from epd.coordinator.encode_placement import EncodePlacement
 from epd.coordinator.lifecycle import Placement
+from epd.errors import NoWorkerError
 from epd.pools.registry import Registry, Worker
 from epd.pools.router import build_router
 from epd.pools.routing import Block, HandOff, PrefixIndex, Work
@@ -59,6 +60,7 @@ class PairPlacement:
         blocks: Sequence[Block],
         image_tokens: Mapping[str, int],
         max_new_tokens: int | None,
+        avoid: Collection[Worker] = (),
     ) -> PlacedPair:
         """Choose the pair for a request.
 
@@ -67,15 +69,16 @@ class PairPlacement:
             blocks: its prompt.
             image_tokens: of its images, by content hash.
             max_new_tokens: limit on its answer, if it has one.
+            avoid: workers that failed at it.
 
         Raises:
-            NoWorkerError: there is no worker of a stage; the message names it.
+            NoWorkerError: there is no worker of a stage, or none other; the message names it.
         """
         num_tokens = sum(block.num_tokens for block in blocks)
-        decoders = self._registry.ready(Stage.DECODE, model_id)
+        decoders = self._others(Stage.DECODE, model_id, avoid)
         kv = HandOff(num_tokens, frozenset(worker.place for worker in decoders))
         prefill, first = self._prefill.choose(
-            self._registry.ready(Stage.PREFILL, model_id),
+            self._others(Stage.PREFILL, model_id, avoid),
             Work(num_tokens),
             hits=self.index.find(blocks),
             hand_offs=[*self._encode.hand_offs(model_id, image_tokens), kv],
@@ -98,6 +101,13 @@ class PairPlacement:
             prefill_tokens=num_tokens - first.candidate.hit_tokens,
             kv_tokens=num_tokens + growth,
         )
+
+    def _others(self, stage: Stage, model_id: str, avoid: Collection[Worker]) -> list[Worker]:
+        ready = self._registry.ready(stage, model_id)
+        others = [worker for worker in ready if worker not in avoid]
+        if not others:
+            raise NoWorkerError(f"every {stage} worker that is ready failed at this request")
+        return others
 
     def remember(self, prefill: Worker, blocks: Sequence[Block]) -> None:
         """The worker will have a prompt's blocks in its cache."""

@@ -7,6 +7,7 @@ base64 does. Called by the coordinator; does no I/O.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,19 +69,11 @@ class RequestBody:
         return [(part.image_url.url, path) for path, part in self.request.images]
 
     async def for_workers(
-        self,
-        request_id: RequestId,
-        room: Room,
-        prefill: WorkerReport,
-        items: Sequence[MediaItem],
-        sign: Callable[[str], str],
-    ) -> bytes:
-        """The body that prefill and decode get. Changes `document`. In a thread if it is large.
+        self, items: Sequence[MediaItem], sign: Callable[[str], str]
+    ) -> WorkerBody:
+        """What prefill and decode get. Changes `document`. In a thread if it is large.
 
         Args:
-            request_id: the request's.
-            room: where the two workers meet.
-            prefill: the worker that holds the room.
             items: the request's images, in order.
             sign: gives the URL under which workers fetch the image of a content hash.
 
@@ -88,11 +81,6 @@ class RequestBody:
             BadRequestError: it cannot be written as JSON, although Python could read it.
         """
         document = self.document
-        document["rid"] = request_id
-        document["bootstrap_room"] = room
-        # Without brackets, if it is an IPv6 address: whoever adds the port adds them.
-        document["bootstrap_host"] = URL(prefill.url).host
-        document["bootstrap_port"] = prefill.bootstrap_port
         remaining = iter(items)
         for m, message in enumerate(self.request.messages):
             for p, _ in message.images:
@@ -101,8 +89,33 @@ class RequestBody:
                 image_url["url"] = sign(item.content_hash)
                 image_url["content_hash"] = wire_hash(item.content_hash)
         if self.num_bytes - sum(len(url) for url, _ in self.image_urls) <= _LARGE_BYTES:
-            return dump_json(document)
-        return await asyncio.to_thread(dump_json, document, is_patient=True)
+            return WorkerBody(dump_json(document))
+        return WorkerBody(await asyncio.to_thread(dump_json, document, is_patient=True))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBody:
+    """A body as workers get it, but for the fields of an attempt, which are added to its end."""
+
+    document: bytes
+    """A JSON object with at least one field, and none of `COORDINATOR_FIELDS`."""
+
+    def of_attempt(self, rid: RequestId, room: Room, prefill: WorkerReport) -> bytes:
+        """The body of one attempt.
+
+        Args:
+            rid: the attempt's id.
+            room: where the two workers meet.
+            prefill: the worker that holds the room.
+        """
+        fields = {
+            "rid": rid,
+            "bootstrap_room": room,
+            # Without brackets, if it is an IPv6 address: whoever adds the port adds them.
+            "bootstrap_host": URL(prefill.url).host,
+            "bootstrap_port": prefill.bootstrap_port,
+        }
+        return b"".join((self.document[:-1], b", ", json.dumps(fields).encode()[1:]))
 
 
 def count_image_tokens(card: ModelCard, item: MediaItem) -> int:

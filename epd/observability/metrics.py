@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from epd.types import Stage
+
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
@@ -61,6 +63,12 @@ class CoordinatorMetrics:
             ["step"],
             registry=registry,
         )
+        self.retries = Counter(
+            "epd_retries_total",
+            "Attempts that failed and were followed by another on other workers, by error",
+            ["code"],
+            registry=registry,
+        )
         self.image_tokens = Counter(
             "epd_image_tokens_total", "Image tokens of accepted requests", registry=registry
         )
@@ -69,6 +77,7 @@ class CoordinatorMetrics:
         self,
         *,
         workers: Callable[[], Iterable[tuple[str, str]]],
+        open_breakers: Callable[[], Iterable[str]],
         encode_parts: Callable[[], int],
         media_cache_bytes: Callable[[], int],
         body_bytes: Callable[[], int],
@@ -77,22 +86,27 @@ class CoordinatorMetrics:
 
         Args:
             workers: (stage, state) of each known worker.
+            open_breakers: stage of each worker that gets no work as it kept failing.
             encode_parts: image parts placed and not closed.
             media_cache_bytes: bytes held by the media cache.
             body_bytes: bytes of the request bodies that are held.
         """
-        self.registry.register(_Snapshot(workers, encode_parts, media_cache_bytes, body_bytes))
+        self.registry.register(
+            _Snapshot(workers, open_breakers, encode_parts, media_cache_bytes, body_bytes)
+        )
 
 
 class _Snapshot(Collector):
     def __init__(
         self,
         workers: Callable[[], Iterable[tuple[str, str]]],
+        open_breakers: Callable[[], Iterable[str]],
         encode_parts: Callable[[], int],
         media_cache_bytes: Callable[[], int],
         body_bytes: Callable[[], int],
     ) -> None:
         self._workers = workers
+        self._open_breakers = open_breakers
         self._encode_parts = encode_parts
         self._media_cache_bytes = media_cache_bytes
         self._body_bytes = body_bytes
@@ -104,6 +118,15 @@ class _Snapshot(Collector):
         family = GaugeMetricFamily("epd_workers", "Known workers", labels=["stage", "state"])
         for key, count in sorted(counts.items()):
             family.add_metric(list(key), count)
+        yield family
+        family = GaugeMetricFamily(
+            "epd_circuit_breakers_open",
+            "Workers that get no work, or one request on trial, as they kept failing",
+            labels=["stage"],
+        )
+        open_breakers = list(self._open_breakers())
+        for stage in Stage:
+            family.add_metric([stage.value], open_breakers.count(stage.value))
         yield family
         yield GaugeMetricFamily(
             "epd_encode_parts_in_flight",

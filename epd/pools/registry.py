@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from yarl import URL
 
 from epd.clock import Clock
+from epd.config import BreakerConfig
 from epd.errors import BadRequestError, NoWorkerError, UnknownModelError, WorkerError
+from epd.pools.breaker import Breaker
 from epd.pools.routing import Place, place_of
 from epd.types import Stage, WorkerId, WorkerState
 from epd.wire import ModelCard, WorkerReport
@@ -29,11 +31,12 @@ _FORGET_AFTER_S = 600.0
 class Worker:
     """One life of one worker process: a worker id and an epoch."""
 
-    def __init__(self, report: WorkerReport, now_s: float) -> None:
+    def __init__(self, report: WorkerReport, now_s: float, breaker: Breaker | None = None) -> None:
         self.worker_id = WorkerId(report.worker_id)
         self.report = report
         self.state = report.state
         self.seen_s = now_s
+        self.breaker = breaker or Breaker()
         self.lost = asyncio.Event()
         """Set once this life is over; whoever waits on the worker stops waiting."""
         self.fate = "is lost"
@@ -58,6 +61,11 @@ class Worker:
         return f"{self.stage} worker {self.worker_id}"
 
     @property
+    def is_sound(self) -> bool:
+        """Whether nothing is known against this life: it reports, and takes connections."""
+        return self.state in (WorkerState.READY, WorkerState.DRAINING)
+
+    @property
     def loss(self) -> WorkerError:
         """The error for whoever still needed this life of the worker."""
         return WorkerError(f"{self} {self.fate}")
@@ -78,9 +86,12 @@ class Worker:
 class Registry:
     """All workers known to this coordinator, by id."""
 
-    def __init__(self, clock: Clock, *, lease_s: float) -> None:
+    def __init__(
+        self, clock: Clock, *, lease_s: float, breaker: BreakerConfig | None = None
+    ) -> None:
         self._clock = clock
         self._lease_s = lease_s
+        self._breaker = breaker or BreakerConfig()
         self._workers: dict[WorkerId, Worker] = {}
         self._is_closed = False
         self._on_end: list[Callable[[Worker], None]] = []
@@ -116,7 +127,7 @@ class Registry:
             if report.state is WorkerState.GONE:
                 self._workers.pop(worker_id, None)
                 return
-            known = self._workers[worker_id] = Worker(report, now_s)
+            known = self._workers[worker_id] = Worker(report, now_s, Breaker(self._breaker))
             self._log(known, f"{known} joined ({report.engine}, {report.url})")
         known.seen_s = now_s
         known.report = report
@@ -132,6 +143,18 @@ class Registry:
         if worker.state in (WorkerState.READY, WorkerState.STARTING):
             worker.state = WorkerState.SUSPECT
             self._log(worker, f"{worker} is suspect: a connection to it failed")
+
+    def failed(self, worker: Worker) -> None:
+        """The worker answered, wrongly; after several in a row it is left alone for a while."""
+        if worker.breaker.failed(self._clock.monotonic()):
+            self._log(worker, f"{worker} keeps failing: it gets no work for a while")
+
+    def succeeded(self, worker: Worker) -> None:
+        """The worker did what it was asked to."""
+        was_closed = worker.breaker.is_closed
+        worker.breaker.succeeded(self._clock.monotonic())
+        if worker.breaker.is_closed and not was_closed:
+            self._log(worker, f"{worker} works again")
 
     def expire(self) -> None:
         """Declare workers lost whose lease has lapsed; called at least once a heartbeat."""
@@ -183,7 +206,10 @@ class Registry:
                 f"no {stage} worker is ready for model {model_id!r}; retry when one is back",
                 retry_after_s=max(1.0, self._lease_s / 2),
             )
-        return found
+        now_s = self._clock.monotonic()
+        admitted = [w for w in found if w.breaker.admits(now_s, is_idle=not w.num_in_flight)]
+        # Where all fail, the fault is hardly theirs, and refusing everything would not mend it.
+        return admitted or found
 
     def model(self, model_id: str) -> ModelCard:
         """The card of a served model.

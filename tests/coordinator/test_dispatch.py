@@ -135,16 +135,16 @@ async def test_a_refused_connection_names_the_stage_at_once(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.DECODE])
-async def test_a_lapsed_lease_ends_the_request(stage: Stage) -> None:
+async def test_a_worker_that_leaves_ends_the_request_where_there_is_no_other(stage: Stage) -> None:
     async with deployed() as d:
         (worker,) = d.fleet.of(stage)
         worker.faults.hold = NEVER()
         pending = asyncio.create_task(d.chat())
         await d.fleet.until(lambda: worker.received)
-        await worker.register(epoch=2)  # the old life is over
+        await worker.register(state=WorkerState.GONE)
         answer = await pending
         assert answer.status == 502
-        assert f"{stage} worker {stage}-0 was started anew" in answer.error["message"]
+        assert f"{stage} worker {stage}-0 has left" in answer.error["message"]
 
 
 @pytest.mark.parametrize("how", ["die", "leave", "cut"])

@@ -38,7 +38,8 @@ def record(state: RequestState = RequestState.RECEIVED) -> RequestRecord:
 @pytest.mark.parametrize(("now", "then"), list(product(RequestState, repeat=2)))
 def test_only_the_drawn_transitions_are_allowed(now: RequestState, then: RequestState) -> None:
     is_next = now in ORDER[:-1] and then is ORDER[ORDER.index(now) + 1]
-    if is_next or (now in ORDER and then in ENDS):
+    is_retry = now is then is RequestState.DISPATCHED
+    if is_next or is_retry or (now in ORDER and then in ENDS):
         subject = record(now)
         subject.enter(then)
         assert subject.state is then
