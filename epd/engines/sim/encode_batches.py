@@ -59,8 +59,7 @@ class EncodeBatches:
     async def _run(self) -> None:
         while self._waiting:
             batch = self._take()
-            num_tokens = sum(job.num_tokens for job in batch)
-            work_ms = self._profile.base_ms + self._profile.ms_per_image_token * num_tokens
+            work_ms = self._profile.batch_ms(sum(job.num_tokens for job in batch))
             seconds = self._pace.seconds(work_ms * max(job.slow_factor for job in batch))
             await self._pace.wait(seconds)
             self._metrics.encodes.inc(len(batch))

@@ -91,6 +91,10 @@ class EncodeProfile(_Section):
     window: int = Field(default=8, ge=1)
     """Image parts that the coordinator gives a worker at once."""
 
+    def batch_ms(self, num_image_tokens: int) -> float:
+        """How long a batch of so many tokens takes."""
+        return self.base_ms + self.ms_per_image_token * num_image_tokens
+
 
 class PrefillProfile(_Section):
     """A prompt takes base_ms + ms_per_uncached_token for each token that is in no cached prefix."""
@@ -99,6 +103,11 @@ class PrefillProfile(_Section):
     ms_per_uncached_token: float = Field(default=0.1, ge=0)
     kv_capacity_tokens: int = Field(default=200_000, ge=16)
     """KV that fits: what decode has not taken yet, and as many cached prefixes as remain."""
+
+    def prompt_ms(self, num_tokens: int, num_cached_tokens: int = 0) -> float:
+        """How long a prompt takes; its last token is computed even if it is cached."""
+        num_uncached = max(1, num_tokens - num_cached_tokens)
+        return self.base_ms + self.ms_per_uncached_token * num_uncached
 
 
 class DecodeProfile(_Section):
@@ -110,6 +119,14 @@ class DecodeProfile(_Section):
     kv_capacity_tokens: int = Field(default=400_000, ge=16)
     """KV that fits; a request takes its prompt and its longest answer."""
     max_running_requests: int = Field(default=256, ge=1)
+
+    def step_ms(self, num_sequences: int, num_kv_tokens: int) -> float:
+        """How long a step of the running batch takes."""
+        return (
+            self.base_ms
+            + self.ms_per_sequence * num_sequences
+            + self.ms_per_1000_kv_tokens * num_kv_tokens / 1000
+        )
 
 
 class TransferProfile(_Section):

@@ -1,0 +1,1 @@
+"""Serving in simulated time: the coordinator's placement and the sim engine's timing."""
