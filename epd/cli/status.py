@@ -59,7 +59,7 @@ def _table(workers: list[WorkerStatus]) -> Table:
         table.add_row(
             worker.stage,
             worker.worker_id,
-            f"[{_STATE_STYLES.get(worker.state, 'red')}]{worker.state}[/]",
+            _state(worker),
             worker.model_id,
             worker.engine,
             worker.url,
@@ -69,3 +69,9 @@ def _table(workers: list[WorkerStatus]) -> Table:
             f"{worker.age_s:.1f}",
         )
     return table
+
+
+def _state(worker: WorkerStatus) -> str:
+    if worker.is_left_alone:
+        return f"[red]{worker.state}, failing[/]"
+    return f"[{_STATE_STYLES.get(worker.state, 'red')}]{worker.state}[/]"

@@ -39,6 +39,8 @@ class WorkerStatus(_Answer):
     stage: Stage
     engine: str
     state: str
+    is_left_alone: bool = False
+    """Its circuit breaker is open: it kept failing, and gets no work for a while."""
     url: str
     pid: int | None = None
     age_s: float

@@ -12,7 +12,7 @@ import pytest
 from epd.config import RetryConfig
 from epd.coordinator.retry_budget import RetryBudget
 from epd.types import Stage, WorkerState
-from tests.fakes.deployment import Deployment, deployed, image_part
+from tests.fakes.deployment import TOKEN, Deployment, deployed, image_part
 
 CHAT = "/v1/chat/completions"
 TWO_OF_EACH = dict.fromkeys(Stage, 2)
@@ -173,6 +173,9 @@ async def test_a_worker_that_keeps_failing_gets_no_more_work_until_it_is_tried_a
         assert len(bad.bodies(CHAT)) == 2
         gauge = "epd_circuit_breakers_open[('stage', 'prefill')]"
         assert (await d.metrics())[gauge] == 1
+        answer = await d.request("GET", "/admin/workers", headers=TOKEN.headers)
+        listed = answer.json["workers"]
+        assert [w["worker_id"] for w in listed if w["is_left_alone"]] == [bad.worker_id]
         await bad.register(epoch=2)  # a new life starts with a clean record
         assert (await d.metrics())[gauge] == 0
 
