@@ -116,6 +116,7 @@ class HttpFetcher:
             raise MediaError("the image URL holds spaces or control characters: escape them")
         try:
             url = URL(text)
+            _ = url.host  # decodes punycode, which errors quote: broken, it would raise there
         except ValueError as exc:
             raise MediaError("the image URL is not a valid URL") from exc
         if url.scheme not in ("http", "https"):

@@ -188,6 +188,8 @@ async def test_no_spelling_of_an_inside_address_is_reached_by_default(host: str)
         ("http://example.com/a b", "spaces or control"),
         ("http://example.com:99999/", "valid"),
         ("http://[::1/", "valid"),
+        ("http://xn--/", "valid"),
+        ("http://xn--a.example/", "valid"),
         ("http://" + "a" * 254 + "/", "longer than 253"),
         ("http://example.com/" + "a" * 9000, "longer than 8192"),
         ("http://" + "a" * 64 + ".example/", "does not resolve"),
@@ -246,6 +248,7 @@ async def test_a_name_that_rebinds_to_loopback_is_never_connected_there() -> Non
         "file:///etc/passwd",
         "ftp://pictures.test/inside",
         "http://[broken",
+        "http://xn--/",
         "data:image/png;base64,AAAA",
     ],
 )
