@@ -239,6 +239,7 @@ def identity_of(
         # Rooms are served by the same server as everything else.
         bootstrap_port=port if config.stage is Stage.PREFILL else None,
         pid=os.getpid(),
+        can_continue=config.stage is not Stage.ENCODE,
         labels=config.label,
     )
 

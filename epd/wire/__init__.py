@@ -4,7 +4,14 @@ Names and fields follow the HTTP API of SGLang 0.5.23's own servers where SGLang
 one code path drives every engine; EPD's additions are optional fields beside them.
 """
 
-from epd.wire.chat import ChatRequest, ImagePart, Message, TextPart, parse_chat_request
+from epd.wire.chat import (
+    ChatRequest,
+    ContinueFrom,
+    ImagePart,
+    Message,
+    TextPart,
+    parse_chat_request,
+)
 from epd.wire.handoff import (
     EncodeRequest,
     EncodeResponse,
@@ -34,6 +41,7 @@ from epd.wire.workers import (
 __all__ = [
     "AbortRequest",
     "ChatRequest",
+    "ContinueFrom",
     "EncodeRequest",
     "EncodeResponse",
     "ImagePart",

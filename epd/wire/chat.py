@@ -90,6 +90,17 @@ class StreamOptions(_Open):
     include_usage: bool = False
 
 
+class ContinueFrom(_Open):
+    """Where an answer was broken off whose stream another worker has begun."""
+
+    token_ids: list[Annotated[int, Field(strict=True, ge=0)]]
+    """All that were generated, as the `token_ids` of the chunks that were sent tell them."""
+    id: str | None = Field(default=None, min_length=1)
+    """`id` of the chunks that were sent, which the others repeat."""
+    created: int | None = Field(default=None, ge=0)
+    """`created` of the chunks that were sent."""
+
+
 class ChatRequest(_Open):
     """`POST /v1/chat/completions`, as a client sends it and as a worker receives it."""
 
@@ -109,6 +120,10 @@ class ChatRequest(_Open):
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
+    return_token_ids: bool = False
+    """Each chunk of the stream tells the tokens that were generated since the one before."""
+    continue_from: ContinueFrom | None = None
+    """Stream only what follows, as though the tokens had been generated here."""
 
     @field_validator("messages")
     @classmethod
@@ -140,6 +155,11 @@ class ChatRequest(_Open):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
+    def generated_token_ids(self) -> list[int]:
+        """The tokens of the answer to continue from; none of an answer that begins."""
+        return self.continue_from.token_ids if self.continue_from is not None else []
+
+    @property
     def images(self) -> list[tuple[str, ImagePart]]:
         """(field path of the URL, part) of every image of the conversation, in order."""
         return [
@@ -154,8 +174,10 @@ COORDINATOR_FIELDS = frozenset(
         "bootstrap_host",
         "bootstrap_port",
         "bootstrap_room",
+        "continue_from",
         "data_parallel_rank",
         "disagg_prefill_dp_rank",
+        "return_token_ids",
         "rid",
         "routed_dp_rank",
     }
@@ -179,4 +201,7 @@ def parse_chat_request(document: dict[str, Any]) -> ChatRequest:
             "max_tokens and max_completion_tokens disagree: send only one",
             param="max_completion_tokens",
         )
+    for name in ("return_token_ids", "continue_from"):
+        if getattr(request, name) and not request.stream:
+            raise BadRequestError(f"{name} is for streams only: set stream", param=name)
     return request

@@ -151,13 +151,21 @@ class RoomDescriptor(_Message):
     generation: int
     """Tags this use of the room; `/send` must repeat it, so a late message cannot match."""
     num_prompt_tokens: int
+    num_generated_tokens: int = 0
+    """Tokens of the answer that the request continues from; their KV follows the prompt's."""
     next_position: int
-    """M-RoPE position of the first generated token (images take fewer positions than tokens)."""
+    """M-RoPE position of the first token (images take fewer positions than tokens)."""
     first_token_id: int
+    """The token that follows those whose KV is here."""
     seed: int
     """Seed of the sampler, so that decode continues the sequence prefill began."""
     num_blocks: int
     layout: KVLayout
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose KV the room holds."""
+        return self.num_prompt_tokens + self.num_generated_tokens
 
 
 class RoomSendRequest(_Message):

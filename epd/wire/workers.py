@@ -70,6 +70,8 @@ class WorkerReport(_Message):
     pid: int | None = None
     encode_window: int = Field(default=8, ge=1)
     """Image parts that an encode worker works on at once; more would only queue there."""
+    can_continue: bool = False
+    """Prefill and decode: `return_token_ids` and `continue_from` of a chat request are known."""
     model: ModelCard
     labels: dict[str, str] = {}
     load: Load = Load()

@@ -101,7 +101,16 @@ async def test_no_base64_travels_further_than_the_coordinator() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"]
+    "field",
+    [
+        "rid",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "routed_dp_rank",
+        "return_token_ids",
+        "continue_from",
+    ],
 )
 async def test_a_client_may_not_steer_workers(field: str) -> None:
     async with deployed() as d:

@@ -36,6 +36,10 @@ def of(content: Any, role: str = "user") -> dict[str, Any]:
     [
         ({"messages": [{"role": "user", "content": "x"}]}, "model"),
         (request(model=""), "model"),
+        (request(return_token_ids=True), "return_token_ids"),
+        (request(continue_from={"token_ids": [1]}), "continue_from"),
+        (request(continue_from=[1], stream=True), "continue_from"),
+        (request(continue_from={}, stream=True), "continue_from.token_ids"),
         (request(model=5), "model"),
         ({"model": "m"}, "messages"),
         (request(messages=[]), "messages"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epd.errors import ContextLengthError
+from epd.errors import BadRequestError, ContextLengthError
 from epd.wire import ChatRequest
 
 
@@ -20,8 +20,13 @@ class ContextLimits:
     def check(self, num_prompt_tokens: int, request: ChatRequest) -> None:
         """Refuse a conversation that cannot fit, as OpenAI does, instead of cutting it.
 
+        Args:
+            num_prompt_tokens: without those of an answer that is continued.
+            request: the conversation.
+
         Raises:
             ContextLengthError: naming `messages`, or the limit on new tokens if that is too high.
+            BadRequestError: the answer to continue is longer than it may become.
         """
         limit = self.context_tokens
         if num_prompt_tokens + 1 > limit:
@@ -37,6 +42,13 @@ class ContextLimits:
                 f"{num_prompt_tokens} prompt tokens and {field} {asked} exceed the context of "
                 f"{limit} tokens: ask for at most {limit - num_prompt_tokens}",
                 param=field,
+            )
+        longest = limit - num_prompt_tokens if asked is None else asked
+        if len(request.generated_token_ids) > longest:
+            raise BadRequestError(
+                f"continue_from.token_ids has {len(request.generated_token_ids)} tokens, and the "
+                f"answer may have {longest}",
+                param="continue_from.token_ids",
             )
 
     def max_new_tokens(self, num_prompt_tokens: int, request: ChatRequest) -> int:

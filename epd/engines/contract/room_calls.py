@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from epd.addresses import http_url
 from epd.engines.shell import PeerClient
-from epd.errors import BadRequestError
+from epd.errors import BadRequestError, WorkerError
 from epd.wire import ChatRequest, RoomDescriptor, RoomSendRequest, SendResponse
 
 _PREFILL = "the prefill worker"
@@ -23,9 +23,16 @@ class RoomCalls:
 
     async def describe(self, chat: ChatRequest) -> RoomDescriptor:
         """The terms of the request's room, once prefill is done."""
-        return await self._peers.call(
+        descriptor = await self._peers.call(
             "GET", _room_url(chat), RoomDescriptor, peer=_PREFILL, timeout_s=self._timeout_s
         )
+        num_generated = len(chat.generated_token_ids)
+        if descriptor.num_generated_tokens != num_generated:
+            raise WorkerError(
+                f"prefill continues from {descriptor.num_generated_tokens} generated tokens, and "
+                f"decode from {num_generated}: is prefill of another version?"
+            )
+        return descriptor
 
     async def send(self, chat: ChatRequest, message: RoomSendRequest) -> SendResponse:
         """Have the room's KV written; returns when all of it has arrived."""

@@ -39,6 +39,7 @@ class Identity:
     bootstrap_port: int | None = None
     pid: int | None = None
     encode_window: int = 8
+    can_continue: bool = False
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -159,6 +160,7 @@ class Lease:
             bootstrap_port=me.bootstrap_port,
             pid=me.pid,
             encode_window=me.encode_window,
+            can_continue=me.can_continue,
             model=me.model,
             labels=me.labels,
             load=self.load(),

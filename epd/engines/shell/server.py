@@ -98,6 +98,7 @@ class CommonEndpoints:
                 "engine": me.engine,
                 "state": self._shell.lifecycle.state,
                 "pid": me.pid,
+                "can_continue": me.can_continue,
                 "model": me.model.model_dump(),
                 **self._stage.describe(),
             }

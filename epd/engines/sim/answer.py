@@ -6,11 +6,14 @@ misplaced token is seen at once. The whole answer is known from the start; decod
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Literal
 
 from epd.engines.sim.profile import AnswerProfile
+from epd.errors import BadRequestError
 
 FinishReason = Literal["stop", "length"]
 
@@ -24,8 +27,10 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class SimAnswer:
-    """One answer: the text of each token and why it ends."""
+    """One answer: its tokens, the text of each, and why it ends."""
 
+    token_ids: tuple[int, ...]
+    """A token's id is the place of its word in `WORDS`."""
     pieces: tuple[str, ...]
     finish_reason: FinishReason
 
@@ -38,9 +43,21 @@ class SimAnswer:
         return "".join(self.pieces)
 
 
-def first_token_id(seed: int) -> int:
-    """The id (its place in `WORDS`) of the first token of the answer that `seed` gives."""
-    return Random(seed).randrange(len(WORDS))
+def token_id_after(seed: int, token_ids: Sequence[int]) -> int:
+    """The token that follows the first `token_ids` of the answer that `seed` gives.
+
+    Raises:
+        BadRequestError: the answer begins with others.
+    """
+    expected = _token_ids(seed)
+    for index, token_id in enumerate(token_ids):
+        if token_id != next(expected):
+            path = f"continue_from.token_ids[{index}]"
+            raise BadRequestError(
+                f"{path}: the answer to this request has another token than {token_id} here",
+                param=path,
+            )
+    return next(expected)
 
 
 def build_answer(
@@ -60,21 +77,28 @@ def build_answer(
         stop_strings: the answer ends before the first of them.
         ignores_eos: go on to the limit.
     """
-    random = Random(seed)
-    word = random.randrange(len(WORDS))
     length = Random(~seed).randint(lengths.min_tokens, lengths.max_tokens)
     is_cut = ignores_eos or length > max_new_tokens
     num_tokens = max_new_tokens if is_cut else length
-    pieces: list[str] = []
-    for number in range(1, num_tokens + 1):
-        pieces.append(f"{' ' if pieces else ''}{WORDS[word]}{number}")
-        word = random.randrange(len(WORDS))
-    return _stopped(pieces, stop_strings) or SimAnswer(
-        tuple(pieces), "length" if is_cut else "stop"
-    )
+    token_ids = tuple(islice(_token_ids(seed), num_tokens))
+    pieces = [
+        f"{' ' if number > 1 else ''}{WORDS[token_id]}{number}"
+        for number, token_id in enumerate(token_ids, 1)
+    ]
+    kept = _until_stop(pieces, stop_strings)
+    if kept is not None:
+        return SimAnswer(token_ids[: len(kept)], tuple(kept), "stop")
+    return SimAnswer(token_ids, tuple(pieces), "length" if is_cut else "stop")
 
 
-def _stopped(pieces: list[str], stop_strings: list[str]) -> SimAnswer | None:
+def _token_ids(seed: int) -> Iterator[int]:
+    """Those of the answer, and on and on."""
+    random = Random(seed)
+    while True:
+        yield random.randrange(len(WORDS))
+
+
+def _until_stop(pieces: list[str], stop_strings: list[str]) -> list[str] | None:
     """The answer up to the earliest stop string; None if it has none.
 
     The token that completes the stop string is the last. Tokens before it that are part of the
@@ -92,4 +116,4 @@ def _stopped(pieces: list[str], stop_strings: list[str]) -> SimAnswer | None:
         position += len(piece)
         if position >= cut + len(stop):
             break
-    return SimAnswer(tuple(kept), "stop")
+    return kept

@@ -23,7 +23,7 @@ class Running:
     """Grows with each step."""
     slow_factor: float
     num_done: int = 1
-    """Prefill has computed the first."""
+    """Prefill has computed the first, or the one after those that are continued from."""
     num_wanted: int = 1
     has_wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,11 +109,6 @@ class DecodeLoop:
         return bool(self._running)
 
     def _step_ms(self) -> float:
-        profile = self._profile
         num_kv_tokens = sum(running.num_kv_tokens for running in self._running)
-        work_ms = (
-            profile.base_ms
-            + profile.ms_per_sequence * len(self._running)
-            + profile.ms_per_1000_kv_tokens * num_kv_tokens / 1000
-        )
+        work_ms = self._profile.step_ms(len(self._running), num_kv_tokens)
         return work_ms * max(running.slow_factor for running in self._running)

@@ -2,6 +2,8 @@
 
 /v1/chat/completions  ask the room → wait for KV memory → have the KV sent → join the running
                       batch → stream or collect numbered words
+
+An answer that another worker began goes on after the tokens that are there.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from typing import Any
 from aiohttp import web
 
 from epd.engines.contract.answer_stream import AnswerStream
-from epd.engines.contract.answers import DONE_EVENT, Answer
+from epd.engines.contract.answers import Answer, AnswerEvents, ended_before
 from epd.engines.contract.context_limits import ContextLimits
 from epd.engines.contract.room_calls import RoomCalls
 from epd.engines.shell import Shell
-from epd.engines.sim.answer import SimAnswer, build_answer, first_token_id
+from epd.engines.sim.answer import SimAnswer, build_answer, token_id_after
 from epd.engines.sim.decode_loop import DecodeLoop, Running
 from epd.engines.sim.faults import Faults
 from epd.engines.sim.kv_cache import KVCache
@@ -117,21 +119,19 @@ class SimDecodeWorker:
         self._check(chat, descriptor)
         self._limits.check(descriptor.num_prompt_tokens, chat)
         max_new_tokens = self._limits.max_new_tokens(descriptor.num_prompt_tokens, chat)
-        planned = build_answer(
-            descriptor.seed,
-            self._profile.answer,
-            max_new_tokens=max_new_tokens,
-            stop_strings=chat.stop_strings,
-            ignores_eos=bool((chat.model_extra or {}).get("ignore_eos")),
-        )
-        head = self._head(rid, descriptor)
+        planned = self._plan(chat, descriptor, max_new_tokens)
+        num_generated = len(chat.generated_token_ids)
+        head = Answer.to(chat, rid, descriptor, self._shell)
         async with self._with_kv(chat, descriptor, max_new_tokens):
             began_s = self._shell.clock.monotonic()
             running = Running(
-                planned.num_tokens, descriptor.num_prompt_tokens, self._faults.slow_factor(request)
+                planned.num_tokens,
+                descriptor.num_kv_tokens,
+                self._faults.slow_factor(request),
+                num_done=num_generated + 1,  # prefill has computed one
             )
             async with aclosing(
-                self._progress(running, request, is_stream=stream is not None)
+                self._progress(running, request, num_generated, is_stream=stream is not None)
             ) as progress:
                 if stream is None:
                     async for _ in progress:
@@ -141,8 +141,23 @@ class SimDecodeWorker:
                     )
                 else:
                     response = await self._stream(chat, head, planned, progress, stream)
-            self._shell.span(rid, "decode", began_s, num_tokens=planned.num_tokens)
+            self._shell.span(rid, "decode", began_s, num_tokens=planned.num_tokens - num_generated)
         return response
+
+    def _plan(
+        self, chat: ChatRequest, descriptor: RoomDescriptor, max_new_tokens: int
+    ) -> SimAnswer:
+        """The whole answer, in which the tokens that are there must have their place."""
+        planned = build_answer(
+            descriptor.seed,
+            self._profile.answer,
+            max_new_tokens=max_new_tokens,
+            stop_strings=chat.stop_strings,
+            ignores_eos=bool((chat.model_extra or {}).get("ignore_eos")),
+        )
+        if len(chat.generated_token_ids) > planned.num_tokens:
+            raise ended_before(planned.num_tokens)
+        return planned
 
     @asynccontextmanager
     async def _with_kv(
@@ -170,12 +185,12 @@ class SimDecodeWorker:
             self._kv.release(hold)
 
     async def _progress(
-        self, running: Running, request: web.Request, *, is_stream: bool
+        self, running: Running, request: web.Request, num_seen: int, *, is_stream: bool
     ) -> AsyncGenerator[int]:
         """The number of tokens that are there, whenever it has grown; all in the end."""
         self._loop.join(running)
         try:
-            num_seen = 0
+            await self._faults.strike_after(request, num_seen)
             while num_seen < running.num_tokens:
                 wanted = num_seen + 1 if is_stream else running.num_tokens
                 fault_at = self._faults.strikes_at(request)
@@ -197,21 +212,18 @@ class SimDecodeWorker:
         progress: AsyncGenerator[int],
         stream: AnswerStream,
     ) -> web.StreamResponse:
-        with_usage = chat.stream_options is not None and chat.stream_options.include_usage
-        events = head.first_event(with_usage=with_usage)
-        num_sent = 0
+        answer = AnswerEvents(head, chat, planned.token_ids)
+        events = answer.begin()
+        num_sent = len(chat.generated_token_ids)
         async for num_tokens in progress:
-            for piece in planned.pieces[num_sent:num_tokens]:
-                if piece:
-                    events += head.text_event(piece, with_usage=with_usage)
+            for number in range(num_sent, num_tokens):
+                events += answer.text(planned.pieces[number], number + 1)
             num_sent = num_tokens
             if num_sent < planned.num_tokens and events:
                 await stream.write(events)
                 events = b""
-        events += head.finish_event(planned.finish_reason, with_usage=with_usage)
-        if with_usage:
-            events += head.usage_event(planned.num_tokens)
-        await stream.write(events + DONE_EVENT)
+        events += answer.end(planned.finish_reason, planned.num_tokens)
+        await stream.write(events)
         return stream.response
 
     def _check(self, chat: ChatRequest, descriptor: RoomDescriptor) -> None:
@@ -219,17 +231,9 @@ class SimDecodeWorker:
         if descriptor.layout != self._model.kv_layout:
             raise WorkerError("prefill and decode simulate different models: give both one profile")
         seed = prompt_seed(chat, self._profile.seed)
-        if (descriptor.seed, descriptor.first_token_id) != (seed, first_token_id(seed)):
+        first_token_id = token_id_after(seed, chat.generated_token_ids)
+        if (descriptor.seed, descriptor.first_token_id) != (seed, first_token_id):
             raise WorkerError(
                 f"room {descriptor.room} holds another prompt, or prefill and decode have "
                 "profiles of different seeds"
             )
-
-    def _head(self, rid: str, descriptor: RoomDescriptor) -> Answer:
-        return Answer(
-            rid=rid,
-            created_unix_s=int(self._shell.clock.time()),
-            model_id=self._shell.identity.model.model_id,
-            fingerprint=self._model.fingerprint,
-            num_prompt_tokens=descriptor.num_prompt_tokens,
-        )

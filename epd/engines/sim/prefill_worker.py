@@ -20,7 +20,7 @@ from epd.engines.contract.context_limits import ContextLimits
 from epd.engines.contract.encode_calls import EncodeCalls, EncodedImage, all_of
 from epd.engines.contract.rooms import OpenRoom, RoomTable
 from epd.engines.shell import Shell
-from epd.engines.sim.answer import first_token_id
+from epd.engines.sim.answer import token_id_after
 from epd.engines.sim.faults import Faults
 from epd.engines.sim.kv_cache import KVCache, KVHold
 from epd.engines.sim.link import Link
@@ -161,13 +161,15 @@ class SimPrefillWorker:
         """From messages to a room that decode has emptied; the number of prompt tokens."""
         # Inside the room, so that decode is told of a refusal instead of waiting for the room.
         self._shell.lifecycle.check_accepts_work()
+        seed = prompt_seed(chat, self._profile.seed)
+        first_token_id = token_id_after(seed, chat.generated_token_ids)
         self._limits.check(self._lay_out(chat, [0] * len(chat.images)).num_tokens, chat)
         images = await self._encoders.encode(entry.rid, chat)
         prompt = self._lay_out(chat, [image.num_tokens for image in images])
         self._limits.check(prompt.num_tokens, chat)
         hold = await self._prefill(prompt, images, entry.rid, slow_factor)
         try:
-            entry.publish(self._descriptor(chat, prompt, entry), ())
+            entry.publish(self._descriptor(prompt, entry, seed, first_token_id), ())
             await entry.wait_taken(self._timeout_s)
         finally:
             self._kv.release(hold)
@@ -177,34 +179,34 @@ class SimPrefillWorker:
         self, prompt: SimPrompt, images: list[EncodedImage], rid: str, slow_factor: float
     ) -> KVHold:
         """Land the embeddings and compute the prompt; the caller owns the KV."""
-        self._num_waiting_tokens += prompt.num_tokens
+        self._num_waiting_tokens += prompt.num_kv_tokens
         try:
             await all_of(self._encoders.send(image, address=0) for image in images)
-            hold = await self._kv.hold(prompt.num_tokens, prompt.block_hashes, self._timeout_s)
+            hold = await self._kv.hold(prompt.num_kv_tokens, prompt.block_hashes, self._timeout_s)
             try:
                 await self._compute(prompt, hold, rid, slow_factor)
             except BaseException:
                 self._kv.release(hold)
                 raise
         finally:
-            self._num_waiting_tokens -= prompt.num_tokens
+            self._num_waiting_tokens -= prompt.num_kv_tokens
         return hold
 
     async def _compute(self, prompt: SimPrompt, hold: KVHold, rid: str, slow_factor: float) -> None:
         profile = self._profile.prefill
         num_cached = hold.num_hit * self._kv.block_tokens
         # The last token gives the first of the answer, so it is computed even if it is cached.
-        num_uncached = max(1, prompt.num_tokens - num_cached)
+        num_uncached = max(1, prompt.num_kv_tokens - num_cached)
         work_ms = profile.base_ms + profile.ms_per_uncached_token * num_uncached
         async with self._turn:
             began_s = self._shell.clock.monotonic()
             await self._pace.wait(self._pace.seconds(work_ms * slow_factor))
         seconds = self._shell.clock.monotonic() - began_s
         self._shell.metrics.step_seconds.labels("prefill").observe(seconds)
-        self._prompt_tokens.inc(prompt.num_tokens)
-        self._cached_tokens.inc(prompt.num_tokens - num_uncached)
+        self._prompt_tokens.inc(prompt.num_kv_tokens)
+        self._cached_tokens.inc(prompt.num_kv_tokens - num_uncached)
         self._kv.publish(hold, prompt.block_hashes)
-        self._shell.span(rid, "prefill", began_s, num_tokens=prompt.num_tokens)
+        self._shell.span(rid, "prefill", began_s, num_tokens=prompt.num_kv_tokens)
 
     async def _send(
         self, entry: OpenRoom, message: RoomSendRequest, slow_factor: float
@@ -230,16 +232,18 @@ class SimPrefillWorker:
             block_tokens=self._model.block_tokens,
         )
 
-    def _descriptor(self, chat: ChatRequest, prompt: SimPrompt, entry: OpenRoom) -> RoomDescriptor:
-        seed = prompt_seed(chat, self._profile.seed)
+    def _descriptor(
+        self, prompt: SimPrompt, entry: OpenRoom, seed: int, first_token_id: int
+    ) -> RoomDescriptor:
         return RoomDescriptor(
             room=entry.room,
             generation=entry.generation,
             num_prompt_tokens=prompt.num_tokens,
-            next_position=prompt.num_tokens,
-            first_token_id=first_token_id(seed),
+            num_generated_tokens=prompt.num_generated,
+            next_position=prompt.num_kv_tokens,
+            first_token_id=first_token_id,
             seed=seed,
-            num_blocks=self._model.num_blocks(prompt.num_tokens),
+            num_blocks=self._model.num_blocks(prompt.num_kv_tokens),
             layout=self._model.kv_layout,
         )
 

@@ -15,6 +15,7 @@ from epd.wire import ChatRequest, ImagePart, bare_hash
 _IMAGE_MARKS = 2  # start and end of an image, as in Qwen's prompts
 _HASH_BYTES = 16
 _IMAGE = "\0image "
+_GENERATED = "\0generated "
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,14 @@ class SimPrompt:
     """A prompt whose images are encoded."""
 
     num_tokens: int
+    num_generated: int
+    """Tokens of an answer that is continued; they follow the prompt."""
     block_hashes: tuple[bytes, ...]
     """Of each full block; a hash covers all that comes before."""
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.num_tokens + self.num_generated
 
 
 def build_prompt(
@@ -42,13 +49,15 @@ def build_prompt(
         block_tokens: tokens of a KV block.
     """
     tokens = [token for piece in _pieces(request, image_tokens, chars_per_token) for token in piece]
+    num_tokens = len(tokens)
+    tokens += [f"{_GENERATED}{token_id}" for token_id in request.generated_token_ids]
     hashes: list[bytes] = []
     chain = b""
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
         block = "\0".join(tokens[start : start + block_tokens]).encode()
         chain = blake2b(block, key=chain, digest_size=_HASH_BYTES).digest()
         hashes.append(chain)
-    return SimPrompt(len(tokens), tuple(hashes))
+    return SimPrompt(num_tokens, len(tokens) - num_tokens, tuple(hashes))
 
 
 def prompt_seed(request: ChatRequest, seed: int) -> int:

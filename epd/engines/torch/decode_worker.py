@@ -2,10 +2,13 @@
 
 /v1/chat/completions  ask the room → take blocks → have KV sent → join the running batch →
                       stream or collect the text
+
+An answer that another worker began is continued from its tokens: see `Detokenizer.replay`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing, asynccontextmanager
@@ -17,7 +20,7 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from epd.engines.contract.answer_stream import AnswerStream
-from epd.engines.contract.answers import DONE_EVENT, Answer
+from epd.engines.contract.answers import Answer, AnswerEvents
 from epd.engines.contract.context_limits import ContextLimits
 from epd.engines.shell import Shell, StageWorker
 from epd.engines.torch.chat_options import check_supported, sampling_of
@@ -122,36 +125,48 @@ class DecodeWorker(StageWorker):
         num_prompt_tokens = descriptor.num_prompt_tokens
         self._limits.check(num_prompt_tokens, chat)
         max_new_tokens = self._limits.max_new_tokens(num_prompt_tokens, chat)
-        detokenizer = Detokenizer(
-            self._tokenizer,
-            eos_token_ids=self._eos_token_ids,
-            max_new_tokens=max_new_tokens,
-            stop_strings=chat.stop_strings,
-        )
+        detokenizer = await self._detokenizer(chat, max_new_tokens)
         block_ids = await self._intake.take(chat, descriptor, num_prompt_tokens + max_new_tokens)
         running: Running | None = None
         try:
             began_s = self._shell.clock.monotonic()
-            first = detokenizer.push(descriptor.first_token_id)
+            # All tokens may be there, if the worker before ended in the middle of its last words.
+            first = TextDelta("", detokenizer.finish_reason)
+            if detokenizer.finish_reason is None:
+                first = detokenizer.push(descriptor.first_token_id)
             if first.finish_reason is None:
                 slot = DecodeSlot(
                     token_id=descriptor.first_token_id,
                     position=descriptor.next_position,
-                    num_tokens=num_prompt_tokens,
+                    num_tokens=descriptor.num_kv_tokens,
                     block_ids=block_ids,
                     sampling=sampling_of(chat, descriptor.seed),
                 )
                 give_back = partial(self._kv.lender.give_back, block_ids)
-                running = self._loop.join(slot, max_new_tokens - 1, on_left=give_back)
+                num_tokens = max_new_tokens - detokenizer.num_tokens
+                running = self._loop.join(slot, num_tokens, on_left=give_back)
             async with aclosing(self._deltas(first, running, detokenizer)) as deltas:
-                yield _Generation(self._head(rid, descriptor), deltas, detokenizer)
-            num_tokens = detokenizer.num_tokens
+                answer = Answer.to(chat, rid, descriptor, self._shell)
+                yield _Generation(answer, deltas, detokenizer)
+            num_tokens = detokenizer.num_tokens - len(chat.generated_token_ids)
             self._shell.span(rid, "decode", began_s, num_tokens=num_tokens)
         finally:
             if running is not None:
                 running.leave()
             else:
                 self._kv.lender.give_back(block_ids)
+
+    async def _detokenizer(self, chat: ChatRequest, max_new_tokens: int) -> Detokenizer:
+        """With the tokens that are there already; raises BadRequestError if they cannot be."""
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            eos_token_ids=self._eos_token_ids,
+            max_new_tokens=max_new_tokens,
+            stop_strings=chat.stop_strings,
+        )
+        if chat.generated_token_ids:
+            await asyncio.to_thread(detokenizer.replay, chat.generated_token_ids)
+        return detokenizer
 
     async def _deltas(
         self, first: TextDelta, running: Running | None, detokenizer: Detokenizer
@@ -173,28 +188,14 @@ class DecodeWorker(StageWorker):
     async def _stream(
         self, chat: ChatRequest, generation: _Generation, stream: AnswerStream
     ) -> web.StreamResponse:
-        answer = generation.answer
-        with_usage = chat.stream_options is not None and chat.stream_options.include_usage
-        events = answer.first_event(with_usage=with_usage)
+        detokenizer = generation.detokenizer
+        answer = AnswerEvents(generation.answer, chat, detokenizer.token_ids)
+        events = answer.begin()
         async for delta in generation.deltas:
-            if delta.text:
-                events += answer.text_event(delta.text, with_usage=with_usage)
+            events += answer.text(delta.text, detokenizer.num_tokens)
             if delta.finish_reason is not None:
-                events += answer.finish_event(delta.finish_reason, with_usage=with_usage)
-                break
+                events += answer.end(delta.finish_reason, detokenizer.num_tokens)
             if events:
                 await stream.write(events)
                 events = b""
-        if with_usage:
-            events += answer.usage_event(generation.detokenizer.num_tokens)
-        await stream.write(events + DONE_EVENT)
         return stream.response
-
-    def _head(self, rid: str, descriptor: RoomDescriptor) -> Answer:
-        return Answer(
-            rid=rid,
-            created_unix_s=int(self._shell.clock.time()),
-            model_id=self._shell.identity.model.model_id,
-            fingerprint=self._kv.layout.model_fingerprint,
-            num_prompt_tokens=descriptor.num_prompt_tokens,
-        )

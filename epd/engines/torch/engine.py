@@ -27,6 +27,10 @@ class PrefillModel:
         self._pool = pool
         self._image_token_id = image_token_id
 
+    @property
+    def vocab_size(self) -> int:
+        return self._model.embed_tokens.num_embeddings
+
     def prefill(
         self,
         prompt: Prompt,
@@ -60,18 +64,19 @@ class PrefillModel:
         For workers that look up (to abort, or to let others in) between chunks.
         """
         stop = min(stop, len(prompt.token_ids))
-        embeddings = self._embed(prompt.token_ids, image_embeddings, start, stop)
+        embeddings = self._embed(prompt, image_embeddings, start, stop)
         positions = torch.tensor([axis[start:stop] for axis in prompt.positions])
         attention = PromptAttention(self._pool, block_ids, start, stop)
         hidden = self._model(embeddings, positions.to(self._model.device), attention)
         return self._model.logits(hidden[-1:])[0]
 
     def _embed(
-        self, token_ids: Sequence[int], image_embeddings: Tensor | None, start: int, stop: int
+        self, prompt: Prompt, image_embeddings: Tensor | None, start: int, stop: int
     ) -> Tensor:
         """The chunk's token embeddings, with image rows in the places of image tokens."""
-        ids = torch.tensor(token_ids)
+        ids = torch.tensor(prompt.token_ids)
         is_image = ids == self._image_token_id
+        is_image[prompt.num_prompt_tokens :] = False
         num_rows = 0 if image_embeddings is None else image_embeddings.shape[0]
         if num_rows != int(is_image.sum()):
             raise WorkerError(

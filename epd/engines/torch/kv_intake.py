@@ -44,7 +44,7 @@ class KVIntake:
     async def take(
         self, chat: ChatRequest, descriptor: RoomDescriptor, num_tokens: int
     ) -> list[int]:
-        """Blocks for `num_tokens` tokens with the prompt's KV in the first; the caller owns them.
+        """Blocks for `num_tokens` tokens with the room's KV in the first; the caller owns them.
 
         Raises:
             OverloadedError: no room in the pool in time.
@@ -81,8 +81,8 @@ class KVIntake:
             raise WorkerError("prefill and decode serve different weights: the KV is refused")
         if theirs != ours:
             raise WorkerError(f"prefill's KV layout {theirs} is not this decode worker's {ours}")
-        num_blocks = self._lender.pool.shape.num_blocks(descriptor.num_prompt_tokens)
+        num_blocks = self._lender.pool.shape.num_blocks(descriptor.num_kv_tokens)
         if descriptor.num_blocks != num_blocks:
             raise WorkerError(
-                f"prefill offers {descriptor.num_blocks} blocks for a prompt of {num_blocks}"
+                f"prefill offers {descriptor.num_blocks} blocks of KV that has {num_blocks}"
             )

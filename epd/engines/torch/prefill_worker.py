@@ -132,7 +132,8 @@ class PrefillWorker(StageWorker):
                 RoomDescriptor(
                     room=entry.room,
                     generation=entry.generation,
-                    num_prompt_tokens=len(done.prompt.token_ids),
+                    num_prompt_tokens=done.prompt.num_prompt_tokens,
+                    num_generated_tokens=done.prompt.num_generated,
                     next_position=done.prompt.next_position,
                     first_token_id=done.first_token_id,
                     seed=done.seed,
@@ -144,7 +145,7 @@ class PrefillWorker(StageWorker):
             await entry.wait_taken(self._timeout_s)
         finally:
             entry.when_unread(lambda: self._kv.lender.give_back(done.block_ids))
-        return len(done.prompt.token_ids)
+        return done.prompt.num_prompt_tokens
 
     async def _write(self, entry: OpenRoom, message: RoomSendRequest) -> SendResponse:
         began_s = self._shell.clock.monotonic()

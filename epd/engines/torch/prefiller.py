@@ -2,6 +2,8 @@
 
 tokenize → check the length → have images encoded → expand the prompt → land the embeddings →
 take KV blocks → compute, chunk by chunk → draw the first token
+
+Of an answer that is continued, the tokens there are so far are computed as the prompt's end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from epd.engines.torch.engine import PrefillModel
 from epd.engines.torch.kv_lender import KVLender
 from epd.engines.torch.prompt import Prompt, PromptTokenizer
 from epd.engines.torch.sampler import sample
-from epd.errors import OverloadedError
+from epd.errors import BadRequestError, OverloadedError
 from epd.wire import ChatRequest
 
 
@@ -76,6 +78,7 @@ class Prefiller:
         Raises:
             EPDError: why not; nothing is held then, nor after cancellation.
         """
+        self._check_vocabulary(chat.generated_token_ids)
         messages = [message.model_dump() for message in chat.messages]
         tokens = await self._text.run(self._tokenizer.tokenize, messages)
         # Each image takes at least the token that stands for it: refuse before encoding any.
@@ -85,10 +88,21 @@ class Prefiller:
             self._tokenizer.expand, tokens, [image.grid for image in images]
         )
         self._limits.check(len(prompt.token_ids), chat)
+        prompt = prompt.followed_by(chat.generated_token_ids)
         if not images:
             return await self._compute(chat, rid, prompt, None)
         async with self._intake.landed(rid, images) as embeddings:
             return await self._compute(chat, rid, prompt, embeddings)
+
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self._model.vocab_size
+        for index, token_id in enumerate(token_ids):
+            if token_id >= vocab_size:
+                path = f"continue_from.token_ids[{index}]"
+                raise BadRequestError(
+                    f"{path}: {token_id} is no token of this model, which has {vocab_size}",
+                    param=path,
+                )
 
     async def _compute(
         self, chat: ChatRequest, rid: str, prompt: Prompt, embeddings: Tensor | None

@@ -37,13 +37,32 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as prefill computes it: one placeholder token per image token."""
+    """A prompt as prefill computes it: one placeholder token per image token.
+
+    Tokens of an answer that is continued may follow it.
+    """
 
     token_ids: list[int]
     positions: list[list[int]]
     """M-RoPE positions, `[3][num_tokens]`"""
     next_position: int
-    """Position of the first generated token."""
+    """Position of the token after the last."""
+    num_generated: int = 0
+    """How many tokens at the end are of an answer: none of these stands for an image."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.token_ids) - self.num_generated
+
+    def followed_by(self, token_ids: Sequence[int]) -> Prompt:
+        """With generated tokens at the end, in the positions that decode gave them."""
+        end = self.next_position + len(token_ids)
+        return Prompt(
+            [*self.token_ids, *token_ids],
+            [[*axis, *range(self.next_position, end)] for axis in self.positions],
+            end,
+            self.num_generated + len(token_ids),
+        )
 
 
 class PromptTokenizer:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epd.engines.sim.answer import SimAnswer, build_answer, first_token_id
+from epd.engines.sim.answer import SimAnswer, build_answer, token_id_after
 from epd.engines.sim.profile import AnswerProfile
 from epd.engines.sim.prompt import SimPrompt, build_prompt, prompt_seed
 from epd.wire import ChatRequest
@@ -67,7 +67,7 @@ def test_words_are_numbered_and_a_longer_limit_only_adds_some() -> None:
     assert [piece.strip(" abcdefghijklmnopqrstuvwxyz") for piece in short.pieces] == list("12345")
     assert short.pieces == answer(max_new_tokens=5).pieces
     assert short.pieces != answer(seed=2, max_new_tokens=5).pieces
-    assert first_token_id(1) != first_token_id(2)
+    assert token_id_after(1, []) != token_id_after(2, [])
     assert answer(max_new_tokens=50, ignores_eos=True).num_tokens == 50
 
 
