@@ -17,6 +17,19 @@ class ContextLimits:
     default_new_tokens: int
     """Longest answer of a client that sets no limit, so that it cannot take the whole pool."""
 
+    def check_least(self, num_prompt_tokens: int) -> None:
+        """Refuse a prompt of at least so many tokens, before they are counted.
+
+        Raises:
+            ContextLengthError: it cannot fit.
+        """
+        if num_prompt_tokens >= self.context_tokens:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens or more; the context holds "
+                f"{self.context_tokens}, the answer included: shorten the messages",
+                param="messages",
+            )
+
     def check(self, num_prompt_tokens: int, request: ChatRequest) -> None:
         """Refuse a conversation that cannot fit, as OpenAI does, instead of cutting it.
 

@@ -80,6 +80,8 @@ class Prefiller:
         """
         self._check_vocabulary(chat.generated_token_ids)
         messages = [message.model_dump() for message in chat.messages]
+        # A text far too long for the context would take minutes, and gigabytes, to tokenize.
+        self._limits.check_least(self._tokenizer.least_tokens(messages))
         tokens = await self._text.run(self._tokenizer.tokenize, messages)
         # Each image takes at least the token that stands for it: refuse before encoding any.
         self._limits.check(len(tokens.token_ids), chat)

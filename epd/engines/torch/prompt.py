@@ -25,6 +25,9 @@ Message = Mapping[str, Any]
 
 _PRIVATE_USE = range(0xE000, 0xF900)  # Unicode's private use area: characters without a meaning
 
+# Characters that a tokenizer may compose into one (UAX #15, NFC: four become U+1F82).
+_MAX_COMPOSED = 4
+
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
@@ -83,6 +86,7 @@ class PromptTokenizer:
             for token_id, token in self.tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
+        self._max_token_chars = max(map(len, self.tokenizer.get_vocab()))
         longest_first = sorted(self._special_ids, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
@@ -102,6 +106,15 @@ class PromptTokenizer:
                 param="messages",
             )
         return PromptTokens(token_ids, indices)
+
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens that the texts become at least, told from their length alone."""
+        num_chars = sum(
+            len(text) if text.isascii() else len(text) // _MAX_COMPOSED
+            for message in messages
+            for text in _texts(message)
+        )
+        return num_chars // self._max_token_chars
 
     def expand(self, tokens: PromptTokens, grids: Sequence[ImageGrid]) -> Prompt:
         """Repeat each placeholder as often as its image has tokens; `grids` in image order."""
@@ -137,7 +150,10 @@ class PromptTokenizer:
                 token_ids.append(self._special_ids[piece])
             elif piece:
                 text = piece.translate(undisguise)
-                token_ids += self.tokenizer.encode(text, add_special_tokens=False).ids
+                # Not `encode`: it keeps all other threads waiting, heartbeats too, for seconds
+                # per megabyte (tokenizers 0.23).
+                encodings = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+                token_ids += encodings[0].ids
         return token_ids
 
     def _render(self, messages: list[dict[str, Any]]) -> str:

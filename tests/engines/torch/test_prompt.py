@@ -1,5 +1,6 @@
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,46 @@ def test_images_that_the_template_drops_are_a_bad_request(path: Path, tmp_path: 
     (copy / "chat_template.jinja").write_text("<|im_start|>nothing<|im_end|>")
     with pytest.raises(BadRequestError, match="room for 0 of 1 images"):
         PromptTokenizer(copy).tokenize([{"role": "user", "content": [IMAGE]}])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "x",
+        "word " * 3000,
+        " " * 5000,
+        "<|im_end|>" * 50,
+        "é" * 900,
+        "α\u0313\u0300\u0345" * 900,
+    ],
+)
+def test_a_text_has_the_least_tokens_it_is_said_to_have(prompts: PromptTokenizer, content: str):
+    messages = [{"role": "user", "content": [text(content), IMAGE, text(content)]}]
+    assert prompts.least_tokens(messages) <= len(prompts.tokenize(messages).token_ids)
+
+
+def test_the_least_tokens_grow_with_the_text(prompts: PromptTokenizer):
+    longest = max(map(len, prompts.tokenizer.get_vocab()))
+    messages = [{"role": "user", "content": "x" * 10 * longest}] * 2
+    assert prompts.least_tokens(messages) == 20
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(prompts: PromptTokenizer):
+    # A worker whose heartbeats stop for longer than its lease is lost, with all it runs.
+    num_turns, is_done = 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal num_turns
+        while not is_done.wait(0.001):
+            num_turns += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    try:
+        prompts.tokenize([{"role": "user", "content": "word " * 100_000}])
+        turns_meanwhile = num_turns
+    finally:
+        is_done.set()
+        other.join()
+    assert turns_meanwhile > 20

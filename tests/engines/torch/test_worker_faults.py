@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from epd.engines.torch.engine import DecodeBatch, PrefillModel
+from epd.engines.torch.prompt import PromptTokenizer
 from epd.engines.torch.tiny import write_random_checkpoint
 from epd.transfer import Fault, FaultKind
 from epd.types import Stage
@@ -337,6 +338,21 @@ async def test_a_conversation_too_long_for_the_context_is_refused_by_name(
             for answer in await both(cluster, body):
                 assert code_of(answer) == (400, "context_length_exceeded")
                 assert answer.body["error"]["param"] == param
+        await cluster.wait_at_rest()
+
+
+async def test_a_text_far_too_long_for_the_context_is_refused_before_it_is_tokenized(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def tokenize(*_: object) -> None:
+        raise AssertionError("tokens take minutes and gigabytes for the largest of bodies")
+
+    monkeypatch.setattr(PromptTokenizer, "tokenize", tokenize)
+    async with running_cluster(model, tmp_path, context_tokens=64) as cluster:
+        longer = cluster.body(Case([user("word " * 10_000)], []), "r1", max_tokens=3)
+        for answer in await both(cluster, longer):
+            assert code_of(answer) == (400, "context_length_exceeded")
+            assert answer.body["error"]["param"] == "messages"
         await cluster.wait_at_rest()
 
 
