@@ -11,6 +11,7 @@ import typer
 from epd.cli.options import ParentPid, takes_fields_of
 from epd.config import CoordinatorConfig, load_coordinator
 from epd.observability.logs import configure_logs
+from epd.open_files import raise_open_files_limit
 
 
 @takes_fields_of(CoordinatorConfig)
@@ -27,4 +28,5 @@ def coordinator(
 
     settings = load_coordinator(config, **fields)
     configure_logs(settings.log_level)
+    raise_open_files_limit()
     asyncio.run(run_coordinator(settings, parent_pid=parent_pid))

@@ -15,6 +15,7 @@ from epd.config import WorkerConfig, build
 from epd.config.load import OPTIONS
 from epd.errors import ConfigError
 from epd.observability.logs import configure_logs
+from epd.open_files import raise_open_files_limit
 
 
 @takes_fields_of(WorkerConfig)
@@ -33,6 +34,7 @@ def launch(
         given["sglang_flags"] = f"{given.get('sglang_flags', '')} {shlex.join(flags)}"
     config = build(WorkerConfig, given, source=OPTIONS)
     configure_logs(config.log_level)
+    raise_open_files_limit()
     if config.engine == "sglang":
         from epd.engines.sglang.worker import run_sglang_worker
 
