@@ -12,6 +12,9 @@ class _Section(BaseModel):
 class RetryConfig(_Section):
     """How often a request is tried again on other workers (see docs/failure.md)."""
 
+    hang_s: float = Field(default=20.0, gt=0)
+    """A prefill or decode worker that answers nobody for so long while a request waits for its
+    first token counts as hung, and the request goes to others."""
     max_attempts: int = Field(default=3, ge=1)
     """Pairs of workers tried for a request before its first token reaches the client."""
     max_ratio: float = Field(default=0.2, ge=0, le=1)

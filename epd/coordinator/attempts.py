@@ -4,13 +4,13 @@ While nothing of the answer has reached the client, a request whose worker faile
 under a new id and in a new room, so that what the failed attempt left behind cannot meet it. Whose
 fault a failure is decides who is left out the next time:
 
-- A worker that is gone, or told of an error of its own, is left out.
+- A worker that is gone, hangs, or told of an error of its own, is left out.
 - One that only complains of a peer (a hand-off that failed) may itself be at fault: both are left
   out if there are others, else one of the two.
 - Nobody is, and nothing is tried again, if the client asked wrongly, or no worker can encode an
   image: the encode gateway has tried others already.
 
-What a dead worker leaves is moved at once; other retries wait for room in the retry budget.
+What a dead or hung worker leaves is moved at once; other retries wait for room in the retry budget.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Attempts:
         """
         self._limits = config.requests
         self._max_attempts = config.retry.max_attempts
+        self._hang_s = config.retry.hang_s
         self._budget = RetryBudget(config.retry, num_in_flight)
         self._clock = clock
         self._registry = registry
@@ -127,7 +128,7 @@ class Attempts:
         with ExitStack() as in_budget:
             while True:
                 rid = attempt_id(record.request_id, number)
-                failure = await self._attempt(rid, record, job, placed, sink)
+                failure = await self._attempt(rid, record, job, placed, sink, left_out)
                 if failure is None:
                     return
                 is_over = sink.has_started or self._is_late(record)
@@ -143,7 +144,13 @@ class Attempts:
                 self._note_retry(record, failure.error)
 
     async def _attempt(
-        self, rid: RequestId, record: RequestRecord, job: Job, placed: PlacedPair, sink: Sink
+        self,
+        rid: RequestId,
+        record: RequestRecord,
+        job: Job,
+        placed: PlacedPair,
+        sink: Sink,
+        left_out: set[Worker],
     ) -> _Failure | None:
         """One attempt; returns why it failed, or None."""
         pair = placed.pair
@@ -161,7 +168,10 @@ class Attempts:
                 record,
                 pair,
                 is_stream=job.is_stream,
+                is_encoding=lambda: self._gateway.is_encoding(rid),
+                has_others=lambda worker: self._has_others(worker, left_out),
                 on_hand_over=prefill_load.close,
+                hang_s=self._hang_s,
             )
             body = job.body.of_attempt(rid, self._mint_room(), pair.prefill.report)
             record.enter(RequestState.DISPATCHED)
@@ -169,23 +179,29 @@ class Attempts:
                 try:
                     await dispatch.run(body, sink)
                 except EPDError as error:
-                    return self._judge(rid, pair, error, dispatch.told_by(error))
+                    return self._judge(rid, dispatch, error)
         for worker in (pair.prefill, pair.decode):
             self._registry.succeeded(worker)
         return None
 
-    def _judge(
-        self, rid: RequestId, pair: Pair, error: EPDError, told_by: Worker | None
-    ) -> _Failure:
+    def _judge(self, rid: RequestId, dispatch: Dispatch, error: EPDError) -> _Failure:
         """Whose fault a failure is; a living worker's own counts against its breaker."""
+        pair, told_by = dispatch.pair, dispatch.told_by(error)
         no_image = self._gateway.failure(rid) is not None
         if no_image or told_by is None or not error.retryable or isinstance(error, NoWorkerError):
             return _Failure(error)
+        both_or_one = [{pair.prefill, pair.decode}, {pair.decode}, {pair.prefill}]
         dead = {worker for worker in (pair.prefill, pair.decode) if not worker.is_sound}
         if dead:
             return _Failure(error, [dead], is_of_the_dead=True)
+        if hung := dispatch.hung:
+            for worker in hung:
+                self._registry.hung(worker)
+            # Of two that wait for one another, one may be well.
+            leave_out = both_or_one if len(hung) == 2 else [set(hung)]
+            return _Failure(error, leave_out, is_of_the_dead=True)
         if isinstance(error, _OF_A_PEER):
-            return _Failure(error, [{pair.prefill, pair.decode}, {pair.decode}, {pair.prefill}])
+            return _Failure(error, both_or_one)
         if isinstance(error, WorkerError):  # and not busy
             self._registry.failed(told_by)
         return _Failure(error, [{told_by}])
@@ -205,6 +221,13 @@ class Attempts:
                 left_out |= workers
                 return placed
         raise failure.error
+
+    def _has_others(self, worker: Worker, left_out: set[Worker]) -> bool:
+        try:
+            ready = self._registry.ready(worker.stage, worker.report.model.model_id)
+        except NoWorkerError:
+            return False
+        return not left_out.union([worker]).issuperset(ready)
 
     def _is_late(self, record: RequestRecord) -> bool:
         return self._clock.monotonic() - record.created_s >= self._limits.first_token_s

@@ -79,7 +79,9 @@ class Coordinator:
             registry,
             client,
             build_router(Stage.ENCODE, config.routing, random),
+            clock=clock,
             timeout_s=config.requests.first_token_s,
+            hang_s=config.retry.hang_s,
         )
         self.pairs = PairPlacement(registry, self.gateway.placement, config.routing, random)
         self.media_cache = media_cache

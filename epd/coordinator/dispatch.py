@@ -3,8 +3,8 @@
 The pair lives and dies together until decode has the KV; from then on prefill no longer matters,
 nor decode once its whole answer is here.
 Whatever ends it first wins and the rest is cancelled: an error of either worker, a worker whose
-lease lapses, a deadline, or the client leaving. Before a byte has reached the client an error is
-raised and becomes an HTTP status; afterwards it becomes an SSE error event.
+lease lapses or that hangs, a deadline, or the client leaving. Before a byte has reached the client
+an error is raised and becomes an HTTP status; afterwards it becomes an SSE error event.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
@@ -89,7 +90,10 @@ class Dispatch:
         pair: Pair,
         *,
         is_stream: bool,
+        is_encoding: Callable[[], bool],
+        has_others: Callable[[Worker], bool],
         on_hand_over: Callable[[], None],
+        hang_s: float,
     ) -> None:
         """Prepare the attempt.
 
@@ -100,15 +104,25 @@ class Dispatch:
             record: the request's.
             pair: who does the work.
             is_stream: whether the client wants server-sent events.
+            is_encoding: whether an image of the request is with an encode worker, so that the pair
+                may well wait.
+            has_others: whether another worker could do what one of the pair does; if not, there is
+                nothing better than to wait for it.
             on_hand_over: called once decode has the KV, and prefill is free of the request.
+            hang_s: without progress before that for so long, a worker of the pair counts as hung.
         """
         self._client = client
         self._clock = clock
         self._limits = limits
         self._record = record
-        self._pair = pair
+        self.pair = pair
         self._is_stream = is_stream
+        self._is_encoding = is_encoding
+        self._has_others = has_others
         self._on_hand_over = on_hand_over
+        self._hang_s = hang_s
+        self.hung: frozenset[Worker] = frozenset()
+        """The workers that ended the attempt by standing still."""
         self._told_by: dict[EPDError, Worker] = {}
         self._handed_over = asyncio.Event()  # decode has the KV: prefill is no longer needed
         self._is_received = False  # the answer is all here: decode is no longer needed
@@ -129,11 +143,9 @@ class Dispatch:
                 guards = [
                     group.create_task(self._watch_clock()),
                     group.create_task(
-                        self._watch(self._pair.prefill, lambda: not self._handed_over.is_set())
+                        self._watch(self.pair.prefill, lambda: not self._handed_over.is_set())
                     ),
-                    group.create_task(
-                        self._watch(self._pair.decode, lambda: not self._is_received)
-                    ),
+                    group.create_task(self._watch(self.pair.decode, lambda: not self._is_received)),
                 ]
                 await self._relay(body, sink)
                 # Prefill answers once decode has its KV, so it is done or about to be.
@@ -158,11 +170,12 @@ class Dispatch:
             raise
 
     async def _prefill(self, body: bytes) -> None:
-        worker = self._pair.prefill
+        worker = self.pair.prefill
         try:
             with self._told_by_worker(worker):
                 async with await self._client.open(worker, _PATH, body) as response:
                     await self._client.read(worker, response)
+                    worker.progress_s = self._clock.monotonic()
         except EPDError as error:
             if not self._handed_over.is_set():
                 raise
@@ -175,7 +188,7 @@ class Dispatch:
             self._hand_over()
 
     async def _relay(self, body: bytes, sink: Sink) -> None:
-        worker = self._pair.decode
+        worker = self.pair.decode
         with self._told_by_worker(worker):
             response = await self._client.open(worker, _PATH, body)
             try:
@@ -183,6 +196,7 @@ class Dispatch:
                     await self._relay_events(response, sink)
                 else:
                     answer = await self._client.read(worker, response)
+                    worker.progress_s = self._clock.monotonic()
                     self._is_received = True
                     self._hand_over()
                     await self._relay_answer(answer, response.content_type, sink)
@@ -204,7 +218,7 @@ class Dispatch:
     async def _relay_events(self, response: aiohttp.ClientResponse, sink: Sink) -> None:
         """Relay whole events, so that an error event never lands in the middle of another."""
         pending = b""
-        while chunk := await self._client.read_some(self._pair.decode, response):
+        while chunk := await self._client.read_some(self.pair.decode, response):
             pending = pending + chunk if pending else chunk
             end = pending.rfind(_EVENT_END) + len(_EVENT_END)
             if end < len(_EVENT_END):
@@ -212,13 +226,13 @@ class Dispatch:
             events, pending = pending[:end], pending[end:]
             await self._relay_whole(events, sink)
         if not self._record.is_answered:
-            raise WorkerError(f"{self._pair.decode} cut the stream short")
+            raise WorkerError(f"{self.pair.decode} cut the stream short")
 
     async def _relay_whole(self, events: bytes, sink: Sink) -> None:
         # Bytes are relayed as they come: parsing each event would cost more than sending it.
         error_at = events.find(_ERROR_EVENT)
         tokens = events if error_at < 0 else events[:error_at]
-        self._progress_s = self._clock.monotonic()
+        self._progress_s = self.pair.decode.progress_s = self._clock.monotonic()
         self._is_received = error_at < 0 and events.endswith(_DONE_EVENT)
         if tokens:
             if not sink.has_started:
@@ -251,25 +265,59 @@ class Dispatch:
                 raise worker.loss
 
     async def _watch_clock(self) -> None:
-        """The one timer of this request: first token, stall and total deadline."""
-        limits, record = self._limits, self._record
+        """The one timer of this request: its deadlines, and workers that hang."""
         while True:
-            deadlines = [(record.created_s + limits.total_s, "it was not done", limits.total_s)]
-            if not self._handed_over.is_set():
-                first_token_s = limits.first_token_s
-                deadlines.append((record.created_s + first_token_s, self._awaited, first_token_s))
-            elif self._is_stream or self._is_received:
-                # A whole answer shows no progress until it is there.
-                deadlines.append((self._progress_s + limits.stall_s, self._awaited, limits.stall_s))
-            deadline_s, what, limit_s = min(deadlines)
-            remaining_s = deadline_s - self._clock.monotonic()
-            if remaining_s <= 0:
-                raise DeadlineError(f"the request was ended: {what} within {limit_s:g} s")
+            remaining_s = min(self._until_hang_s(), self._until_deadline_s())
             # Not wait_for: Python 3.11's loses a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(remaining_s):
                     await self._deadline_moved.wait()
             self._deadline_moved.clear()
+
+    def _until_deadline_s(self) -> float:
+        """Seconds until the next deadline; raises DeadlineError if one has passed."""
+        limits, record = self._limits, self._record
+        deadlines = [(record.created_s + limits.total_s, "it was not done", limits.total_s)]
+        if not self._handed_over.is_set():
+            first_token_s = limits.first_token_s
+            deadlines.append((record.created_s + first_token_s, self._awaited, first_token_s))
+        elif self._is_stream or self._is_received:
+            # A whole answer shows no progress until it is there.
+            deadlines.append((self._progress_s + limits.stall_s, self._awaited, limits.stall_s))
+        deadline_s, what, limit_s = min(deadlines)
+        remaining_s = deadline_s - self._clock.monotonic()
+        if remaining_s <= 0:
+            raise DeadlineError(f"the request was ended: {what} within {limit_s:g} s")
+        return remaining_s
+
+    def _awaited_workers(self) -> list[Worker]:
+        """Of whom a sign of life is due: who has yet to do its part before the first token."""
+        if not self._handed_over.is_set():
+            return [self.pair.prefill, self.pair.decode]
+        # A whole answer may take its time; its first token is not seen.
+        is_due = self._is_stream and self._record.first_token_s is None
+        return [self.pair.decode] if is_due else []
+
+    def _until_hang_s(self) -> float:
+        """Seconds until a worker of the pair may count as hung; raises WorkerError if one does.
+
+        A worker that answers others is busy, and one whose images are being encoded waits.
+        """
+        awaited = self._awaited_workers()
+        if not awaited:
+            return math.inf
+        if self._is_encoding():
+            return self._hang_s
+        now_s = self._clock.monotonic()
+        since_s = max(self._progress_s, self._record.encoded_s)
+        until_s = {
+            worker: max(since_s, worker.progress_s) + self._hang_s - now_s for worker in awaited
+        }
+        self.hung = frozenset(w for w in until_s if until_s[w] <= 0 and self._has_others(w))
+        for worker in self.hung:
+            with self._told_by_worker(worker):
+                raise WorkerError(f"{worker} has answered nobody for {self._hang_s:g} s")
+        return min(left_s if left_s > 0 else self._hang_s for left_s in until_s.values())
 
 
 def _most_telling(failures: BaseExceptionGroup[EPDError]) -> EPDError:

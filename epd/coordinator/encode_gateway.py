@@ -21,6 +21,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from epd.clock import Clock
 from epd.coordinator.client import WorkerClient
 from epd.coordinator.encode_part import Part
 from epd.coordinator.encode_placement import EncodePlacement
@@ -63,12 +64,26 @@ class EncodeGateway:
         client: WorkerClient,
         router: Router,
         *,
+        clock: Clock,
         timeout_s: float,
+        hang_s: float,
     ) -> None:
+        """Start with nothing in flight.
+
+        Args:
+            registry: the encode workers.
+            client: reaches them.
+            router: chooses among them.
+            clock: says when a part was done with.
+            timeout_s: how long a part may wait for its place, and a call to an encode worker take.
+            hang_s: how long encoding may take where other workers could do it.
+        """
         self.placement = EncodePlacement(registry, router)
         self._registry = registry
         self._client = client
+        self._clock = clock
         self._timeout_s = timeout_s
+        self._hang_s = hang_s
         self._flights: dict[RequestId, _Flight] = {}
 
     @property
@@ -88,6 +103,11 @@ class EncodeGateway:
         `image_tokens` is by content hash.
         """
         self._flights[rid] = _Flight(record, prefill.place, image_tokens)
+
+    def is_encoding(self, rid: RequestId) -> bool:
+        """Whether an encode worker, or none yet, has a part of an attempt that is open."""
+        parts = self._flights[rid].parts.values()
+        return any(part.encoding is not None and not part.encoding.done() for part in parts)
 
     def failure(self, rid: RequestId) -> EPDError | None:
         """Why a part of an attempt that is open could not be encoded, if so."""
@@ -175,11 +195,11 @@ class EncodeGateway:
                                 raise
                             failure = error
                             part.take_from(worker)
-                            if worker.is_sound and isinstance(error, WorkerError):
-                                self._registry.failed(worker)
+                            self._blame(worker, error)
                             logger.warning("image part is placed again: %s", error)
                             continue
                     self._registry.succeeded(worker)
+                    flight.record.encoded_s = self._clock.monotonic()
                     self.placement.remember(flight.record.model_id, part, worker)
                     return answer
                 assert failure is not None, "a part that was tried so often has failed"
@@ -199,14 +219,23 @@ class EncodeGateway:
             part.give_up(error)
             raise error from exc
 
+    def _blame(self, worker: Worker, error: EPDError) -> None:
+        if isinstance(error, DeadlineError):
+            if self._clock.monotonic() - worker.progress_s >= self._hang_s:
+                self._registry.hung(worker)
+        elif worker.is_sound:
+            self._registry.failed(worker)
+
     async def _encode_at(self, flight: _Flight, part: Part, worker: Worker) -> dict[str, Any]:
         """One try. A worker that takes a part over is told the receivers that others had taken."""
         receivers = [
             asyncio.create_task(self._post(flight, worker, "/scheduler_receive_url", body))
             for body in part.receivers
         ]
+        has_others = self.placement.has_others(flight.record.model_id, part, worker)
+        timeout_s = self._hang_s if has_others else self._timeout_s
         try:
-            answer = await self._post(flight, worker, "/encode", part.body)
+            answer = await self._post(flight, worker, "/encode", part.body, timeout_s)
         finally:
             for task in receivers:
                 task.cancel()
@@ -228,7 +257,12 @@ class EncodeGateway:
             if path == "/send" and not await part.settled_at(worker):
                 continue
             try:
-                return await self._post(flight, worker, path, body), worker
+                answer = await part.unless_taken(worker, self._post(flight, worker, path, body))
+                if answer is not None:
+                    return answer, worker
+                if not may_move:
+                    raise WorkerError(f"the image was taken from {worker}")
+                continue
             except (WorkerError, DeadlineError):
                 if flight.closed.is_set() or part.encoding is None or not may_move:
                     raise
@@ -241,10 +275,15 @@ class EncodeGateway:
                     part.encoding.add_done_callback(_retrieve)
 
     async def _post(
-        self, flight: _Flight, worker: Worker, path: str, body: bytes
+        self,
+        flight: _Flight,
+        worker: Worker,
+        path: str,
+        body: bytes,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """A call that ends with its request at the latest."""
-        call = self._client.post(worker, path, body, timeout_s=self._timeout_s)
+        call = self._client.post(worker, path, body, timeout_s=timeout_s or self._timeout_s)
         answer = await unless(flight.closed.wait(), call)
         if answer is None:
             raise WorkerError("the request ended")

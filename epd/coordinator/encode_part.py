@@ -7,7 +7,9 @@ end sent. Calls about the part wait for a placement and go where it is.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from epd.coordinator.lifecycle import Placement
 from epd.errors import EPDError, WorkerError
@@ -15,6 +17,8 @@ from epd.pools.registry import Worker
 from epd.pools.routing import Place
 from epd.waiting import unless
 from epd.wire import EncodeRequest
+
+T = TypeVar("T")
 
 _UNCOUNTED_TOKENS = 256
 
@@ -113,6 +117,16 @@ class Part:
         if self.worker is worker and self.encoding is not None:
             await unless(self._taken.wait(), asyncio.wait([self.encoding]))
         return self.worker is worker
+
+    async def unless_taken(self, worker: Worker, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of a call to `worker`, or None if the part is taken from it before.
+
+        One that hangs would else keep a call about a part that is encoded elsewhere by now.
+        """
+        if self.worker is not worker:
+            work.close()
+            return None
+        return await unless(self._taken.wait(), work)
 
     def sent(self) -> None:
         """The receiver has the part's embeddings."""

@@ -101,6 +101,11 @@ class EncodePlacement:
                 del self._busy[worker]
             self._wake_one()
 
+    def has_others(self, model_id: str, part: Part, worker: Worker) -> bool:
+        """Whether a worker other than `worker` could encode `part` if that one fails."""
+        ready = self._registry.ready(Stage.ENCODE, model_id)
+        return not part.failed.union([worker]).issuperset(ready)
+
     def remember(self, model_id: str, part: Part, worker: Worker) -> None:
         """`worker` has the part's embeddings from now on."""
         if part.key:

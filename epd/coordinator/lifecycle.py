@@ -82,6 +82,8 @@ class RequestRecord:
     num_image_tokens: int = 0
     num_prompt_tokens: int | None = None
     num_output_tokens: int | None = None
+    encoded_s: float = 0.0
+    """When an encode worker was last done with one of its images."""
     first_token_s: float | None = None
     is_answered: bool = False
     """The client has the whole answer; whatever happens afterwards, the request has finished."""

@@ -34,11 +34,16 @@ class Breaker:
         """
         return self._closed_from_s is None or (now_s >= self._closed_from_s and is_idle)
 
-    def failed(self, now_s: float) -> bool:
-        """The worker failed at a request. Returns whether that opened the breaker."""
+    def failed(self, now_s: float, *, is_hung: bool = False) -> bool:
+        """The worker failed at a request. Returns whether that opened the breaker.
+
+        Args:
+            now_s: the time.
+            is_hung: the worker did not even answer; one such failure is enough.
+        """
         self._num_failures += 1
         was_closed = self._closed_from_s is None
-        if was_closed and self._num_failures < self._config.max_failures:
+        if was_closed and not is_hung and self._num_failures < self._config.max_failures:
             return False
         if self._closed_from_s is not None and now_s < self._closed_from_s:
             return False  # of what it was given before

@@ -41,6 +41,8 @@ class Worker:
         """Set once this life is over; whoever waits on the worker stops waiting."""
         self.fate = "is lost"
         """How this life ended, to follow the worker's name in a sentence."""
+        self.progress_s = now_s
+        """When it last answered a request, or with a part of an answer."""
         self.num_in_flight = 0
         """Requests this coordinator has given the worker and not seen end."""
         self.tokens_in_flight = 0
@@ -149,10 +151,16 @@ class Registry:
         if worker.breaker.failed(self._clock.monotonic()):
             self._log(worker, f"{worker} keeps failing: it gets no work for a while")
 
+    def hung(self, worker: Worker) -> None:
+        """The worker reports to be well, and answers nothing: it is left alone for a while."""
+        if worker.breaker.failed(self._clock.monotonic(), is_hung=True):
+            self._log(worker, f"{worker} hangs: it gets no work for a while")
+
     def succeeded(self, worker: Worker) -> None:
         """The worker did what it was asked to."""
         was_closed = worker.breaker.is_closed
-        worker.breaker.succeeded(self._clock.monotonic())
+        worker.progress_s = self._clock.monotonic()
+        worker.breaker.succeeded(worker.progress_s)
         if worker.breaker.is_closed and not was_closed:
             self._log(worker, f"{worker} works again")
 

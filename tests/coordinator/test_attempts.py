@@ -237,3 +237,60 @@ def test_the_budget_is_a_share_of_the_requests_in_flight_and_a_few_more() -> Non
         with budget.running():
             assert not budget.has_room
     assert budget.num_running == 0
+
+
+@pytest.mark.parametrize("stage", PAIR)
+async def test_a_worker_that_answers_nobody_is_left_to_itself(stage: Stage) -> None:
+    async with deployed(workers=TWO_OF_EACH, retry={"hang_s": 0.2}) as d:
+        pending, held = await held_chat(d, stage, stream=True)
+        answer = await pending
+        assert answer.status == 200
+        (reason,) = (await d.record(answer))["retries"]
+        assert "has answered nobody for 0.2 s" in reason
+        (worker,) = [w for w in d.coordinator.registry.all() if w.worker_id == held.worker_id]
+        assert not worker.breaker.is_closed
+
+
+@pytest.mark.parametrize("stage", PAIR)
+async def test_a_worker_that_answers_others_is_busy_and_does_not_hang(stage: Stage) -> None:
+    in_turn = {"prefill": "round_robin", "decode": "round_robin"}
+    async with deployed(workers=TWO_OF_EACH, retry={"hang_s": 0.3}, routing=in_turn) as d:
+        pending, held = await held_chat(d, stage)
+        hold = held.faults.hold
+        for worker in d.fleet.of(stage):
+            worker.faults.hold = None
+        for _ in range(12):
+            assert (await d.chat()).status == 200
+            await asyncio.sleep(0.05)
+        hold.set()
+        answer = await pending
+        assert (answer.status, (await d.record(answer))["retries"]) == (200, [])
+
+
+@pytest.mark.parametrize("stage", Stage)
+async def test_with_no_other_worker_to_go_to_a_request_waits_for_a_slow_one(stage: Stage) -> None:
+    async with deployed(retry={"hang_s": 0.1}) as d:
+        (worker,) = d.fleet.of(stage)
+        worker.faults.hold = asyncio.Event()
+        pending = asyncio.create_task(d.chat(image_part()))
+        await d.fleet.until(lambda: worker.received)
+        await asyncio.sleep(0.4)
+        worker.faults.hold.set()
+        answer = await pending
+        assert (answer.status, (await d.record(answer))["retries"]) == (200, [])
+
+
+async def test_an_image_at_a_hung_encode_worker_goes_to_another() -> None:
+    async with deployed(workers=TWO_OF_EACH, retry={"hang_s": 0.3}) as d:
+        for worker in d.fleet.of(Stage.ENCODE):
+            worker.faults.hold = asyncio.Event()
+        pending = asyncio.create_task(d.chat(image_part()))
+        await d.fleet.until(lambda: any(w.received for w in d.fleet.of(Stage.ENCODE)))
+        for worker in d.fleet.of(Stage.ENCODE):
+            worker.faults.hold = None
+        answer = await pending
+        assert answer.status == 200
+        record = await d.record(answer)
+        assert record["retries"] == []  # the pair was waiting, with good reason
+        places = [p for p in record["placements"] if p["stage"] == "encode"]
+        assert len({p["worker_id"] for p in places}) == 2

@@ -75,7 +75,10 @@ async def run(prefill: BaseException, decode: BaseException) -> None:
         RequestRecord(RequestId("r"), created_unix_s=0, created_s=1000),
         Pair(worker(Stage.PREFILL), worker(Stage.DECODE)),
         is_stream=True,
+        is_encoding=lambda: False,
+        has_others=lambda worker: True,
         on_hand_over=lambda: None,
+        hang_s=20.0,
     )
     await dispatch.run(b"{}", NoSink())
 
