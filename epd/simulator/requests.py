@@ -29,6 +29,8 @@ class SimRequest:
     request_id: str
     arrival_s: float
     images: tuple[Image, ...]
+    image_tokens: dict[str, int]
+    """By content hash."""
     prompt: SimPrompt
     """As the engines see it."""
     blocks: tuple[Block, ...]
@@ -37,15 +39,6 @@ class SimRequest:
     """The client's limit on the answer."""
     num_output_tokens: int
     """How long the answer gets; nobody knows before."""
-
-    @property
-    def image_tokens(self) -> dict[str, int]:
-        """By content hash."""
-        return {image.content_hash: image.num_tokens for image in self.images}
-
-    @property
-    def num_image_tokens(self) -> int:
-        return sum(image.num_tokens for image in self.images)
 
 
 def build_request(
@@ -78,6 +71,7 @@ def build_request(
         request_id,
         arrival_s,
         images,
+        tokens,
         build_prompt(
             body,
             [image.num_tokens for image in images],

@@ -25,6 +25,10 @@ IMAGE_TOKEN_RATIO = 0.8
 """Assumed: the trace does not say how many of a request's tokens are its images'."""
 MIN_TEXT_TOKENS = 16
 _MIN_TOKENS_PER_IMAGE = 5
+_MARK_TOKENS = 2
+"""Around each image; see `epd.engines.sim.prompt`."""
+_ROLE_TOKENS = 16
+"""More than the roles take."""
 
 # The trace's requests per minute: text 50 in the median and smooth; images 50 in the median and 200
 # in the 99th percentile, from minute to minute. That is a lognormal factor of this sigma.
@@ -89,7 +93,7 @@ def azure(
     seen: list[_Subject] = []
     popularity = Popularity(zipf_exponent)
     names = count()
-    max_tokens = model.context_tokens - MAX_NEW_TOKENS
+    max_tokens = model.context_tokens - MAX_NEW_TOKENS - _ROLE_TOKENS
 
     def subject() -> _Subject:
         if seen and random.random() < reuse_ratio:
@@ -171,9 +175,10 @@ def _draw_subject(
     while True:
         share = random.random()
         num_tokens = round(marginals.input_tokens_image.at(share))
-        if num_tokens <= max_tokens:
+        num_images = math.ceil(marginals.num_images.at(share))
+        num_images = min(num_images, num_tokens // _MIN_TOKENS_PER_IMAGE)
+        if num_tokens + _MARK_TOKENS * num_images <= max_tokens:
             break
-    num_images = min(math.ceil(marginals.num_images.at(share)), num_tokens // _MIN_TOKENS_PER_IMAGE)
     each = round(IMAGE_TOKEN_RATIO * num_tokens / num_images)
     images = tuple(Image(_hash(seed, next(names)), each) for _ in range(num_images))
     return _Subject(images, max(MIN_TEXT_TOKENS, num_tokens - num_images * each))

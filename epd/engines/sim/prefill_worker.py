@@ -193,18 +193,16 @@ class SimPrefillWorker:
         return hold
 
     async def _compute(self, prompt: SimPrompt, hold: KVHold, rid: str, slow_factor: float) -> None:
-        profile = self._profile.prefill
-        num_cached = hold.num_hit * self._kv.block_tokens
         # The last token gives the first of the answer, so it is computed even if it is cached.
-        num_uncached = max(1, prompt.num_kv_tokens - num_cached)
-        work_ms = profile.base_ms + profile.ms_per_uncached_token * num_uncached
+        num_cached = min(hold.num_hit * self._kv.block_tokens, prompt.num_kv_tokens - 1)
+        work_ms = self._profile.prefill.prompt_ms(prompt.num_kv_tokens, num_cached)
         async with self._turn:
             began_s = self._shell.clock.monotonic()
             await self._pace.wait(self._pace.seconds(work_ms * slow_factor))
         seconds = self._shell.clock.monotonic() - began_s
         self._shell.metrics.step_seconds.labels("prefill").observe(seconds)
         self._prompt_tokens.inc(prompt.num_kv_tokens)
-        self._cached_tokens.inc(prompt.num_kv_tokens - num_uncached)
+        self._cached_tokens.inc(num_cached)
         self._kv.publish(hold, prompt.block_hashes)
         self._shell.span(rid, "prefill", began_s, num_tokens=prompt.num_kv_tokens)
 

@@ -105,9 +105,8 @@ class PrefillProfile(_Section):
     """KV that fits: what decode has not taken yet, and as many cached prefixes as remain."""
 
     def prompt_ms(self, num_tokens: int, num_cached_tokens: int = 0) -> float:
-        """How long a prompt takes; its last token is computed even if it is cached."""
-        num_uncached = max(1, num_tokens - num_cached_tokens)
-        return self.base_ms + self.ms_per_uncached_token * num_uncached
+        """How long a prompt takes of which so many tokens are cached."""
+        return self.base_ms + self.ms_per_uncached_token * (num_tokens - num_cached_tokens)
 
 
 class DecodeProfile(_Section):
