@@ -16,6 +16,7 @@ from epd.auth import ClusterToken, load_token
 from epd.errors import ConfigError
 from epd.sdk import AdminClient, WorkerStatus
 
+_MAX_WIDTH = 1000
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow"}
 
 
@@ -40,7 +41,8 @@ def status(
     elif not workers:
         print("no workers have registered yet")
     else:
-        Console().print(_table(workers))
+        # Each row on one line, which a narrow terminal wraps: cut numbers would be of no use.
+        Console(width=_MAX_WIDTH).print(_table(workers))
 
 
 async def _fetch(url: str, token: ClusterToken) -> list[WorkerStatus]:
@@ -51,7 +53,7 @@ async def _fetch(url: str, token: ClusterToken) -> list[WorkerStatus]:
 def _table(workers: list[WorkerStatus]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("stage", "worker", "state", "model", "engine", "url"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading)
     for heading in ("running", "waiting", "tokens", "seen s ago"):
         table.add_column(heading, justify="right")
     for worker in workers:

@@ -16,7 +16,7 @@ from epd.checkpoints import bundled_names, resolve
 from epd.demo.ask import ask
 from epd.demo.preview import show_picture
 from epd.demo.question import Question, make_question
-from epd.demo.snippets import curl_snippet, openai_snippet
+from epd.demo.snippets import curl_snippet, openai_snippet, status_snippet
 from epd.demo.timeline import Timeline
 from epd.pools.local import Readiness
 from epd.pools.local.temporary import TemporaryDeployment, temporary_deployment
@@ -134,7 +134,9 @@ class _Demo:
         self._print(curl_snippet(url, request_file))
         self._print("\nor in Python (pip install openai):\n")
         self._print(openai_snippet(url, self.model, self.question, pictures))
-        self._print("Ctrl-C stops all.")
+        self._print("See the workers with:\n")
+        self._print(status_snippet(url, self.deployment.token_file))
+        self._print("\nCtrl-C stops all.")
 
     def _print(self, text: str, *, end: str = "\n") -> None:
         self.console.print(text, end=end, markup=False, highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,20 @@ def curl_snippet(url: str, request_file: Path) -> str:
     return (
         f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d @{shlex.quote(str(request_file))}"
+    )
+
+
+def status_snippet(url: str, token_file: Path) -> str:
+    """A command that shows the workers; the demo has a cluster token of its own."""
+    return shlex.join(
+        [
+            sys.executable,
+            "-m",
+            "epd",
+            "status",
+            f"--coordinator={url}",
+            f"--token-file={token_file}",
+        ]
     )
 
 

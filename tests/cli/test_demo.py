@@ -50,13 +50,19 @@ def test_the_demo_answers_draws_its_timeline_and_keeps_serving_until_ctrl_c(
                 shlex.split(curl), capture_output=True, text=True, timeout=60, check=True
             )
             assert '"finish_reason"' in done.stdout, done.stdout
-        program = snippet(text, "import base64", "Ctrl-C")
+        program = snippet(text, "import base64", "See the workers")
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
         answer = text.split("\nanswer    ")[1].split("\nexpected  ")[0]
         assert done.stdout.strip() == answer.strip(), "greedy answers are the same each time"
+
+        status = next(line for line in text.splitlines() if " status " in line)
+        done = subprocess.run(
+            shlex.split(status), capture_output=True, text=True, timeout=60, check=True
+        )
+        assert all(name in done.stdout for name in ("encode-0", "prefill-0", "decode-0"))
 
         demo.send_signal(signal.SIGINT)
         assert demo.wait(30) == 0

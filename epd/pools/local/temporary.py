@@ -25,6 +25,7 @@ from epd.sdk import AdminClient
 _START_S = 180.0
 _DRAIN_S = 10.0
 _MAX_CRASHES = 2
+_TOKEN_FILE = "cluster-token"
 _TUNING: Mapping[str, str | int | float] = {
     "threads": 1,
     "kv_bytes": 64 * 2**20,
@@ -40,6 +41,7 @@ class TemporaryDeployment:
     url: str
     admin: AdminClient
     supervisor: Supervisor
+    token_file: Path
 
 
 @contextlib.asynccontextmanager
@@ -73,13 +75,13 @@ async def temporary_deployment(
         AdminClient(settings.url, token) as admin,
     ):
         await supervisor.guard(_until_ready(admin, deployment, on_progress, folder / "logs"))
-        yield TemporaryDeployment(settings.url, admin, supervisor)
+        yield TemporaryDeployment(settings.url, admin, supervisor, folder / _TOKEN_FILE)
 
 
 def _write_config(folder: Path, model: Path, tuning: Mapping[str, str | int | float]) -> Path:
     document = {
         "model": str(model),
-        "coordinator": {"port": free_port(), "token_file": str(folder / "cluster-token")},
+        "coordinator": {"port": free_port(), "token_file": str(folder / _TOKEN_FILE)},
         "pools": {stage: {"worker": dict(tuning)} for stage in ("encode", "prefill", "decode")},
     }
     path = folder / "deployment.yaml"
