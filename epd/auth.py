@@ -11,10 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from epd.errors import AuthenticationError, ConfigError
+from epd.types import RequestClass
 
 TOKEN_VARIABLE = "EPD_CLUSTER_TOKEN"
 _MIN_TOKEN_CHARS = 16
@@ -123,25 +127,97 @@ def _create_token(path: Path) -> None:
         draft.unlink()
 
 
-class APIKeys:
-    """Keys that clients present. Only their hashes are kept in memory."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, as far as its key tells. Never the key."""
 
-    def __init__(self, keys: list[str]) -> None:
-        self._hashes = {hashlib.sha256(key.encode()).digest() for key in keys}
+    name: str
+    """The tenant: callers of one name share what is theirs."""
+    weight: float = 1.0
+    """Its share of the fleet, next to the weights of others who wait."""
+    request_class: RequestClass | None = None
+    """The best class it may ask for, and the one it gets if it does not; None allows any."""
+
+
+ANONYMOUS = Caller("anonymous")
+"""A client where no keys are asked for."""
+CLUSTER = Caller("cluster")
+"""Who holds the cluster token."""
+
+
+class APIKeys:
+    """Keys that clients present. Only their hashes are kept in memory.
+
+    Args:
+        lines: of a key file: a key, and perhaps words after it, as in `KEY name=team-a weight=2`.
+            Blank lines and those that start with # are skipped.
+
+    Raises:
+        ConfigError: a line cannot be read; the message names its number, and no word of it.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._callers: dict[bytes, Caller] = {}
+        weights: dict[str, float] = {}
+        for number, line in enumerate(lines, start=1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            caller = _read_caller(words[1:], number)
+            digest = hashlib.sha256(words[0].encode()).digest()
+            if digest in self._callers and len(words) > 1:
+                raise ConfigError(f"line {number}: the key is on an earlier line already")
+            if weights.setdefault(caller.name, caller.weight) != caller.weight:
+                raise ConfigError(
+                    f"line {number}: {caller.name} has another weight on an earlier line; "
+                    "give all keys of one name the same"
+                )
+            self._callers.setdefault(digest, caller)
 
     def __bool__(self) -> bool:
-        return bool(self._hashes)
+        return bool(self._callers)
 
-    def check(self, authorization: str | None) -> None:
-        """Raises AuthenticationError unless no keys are configured or the bearer is one of them."""
-        if not self._hashes:
-            return
+    def check(self, authorization: str | None) -> Caller:
+        """Who presents `authorization`; ANONYMOUS if no keys are configured.
+
+        Raises:
+            AuthenticationError: it is no bearer header with one of the keys.
+        """
+        if not self._callers:
+            return ANONYMOUS
         scheme, _, key = _header_bytes(authorization).partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        if scheme.lower() != b"bearer" or digest not in self._hashes:
+        caller = self._callers.get(hashlib.sha256(key.strip()).digest())
+        if scheme.lower() != b"bearer" or caller is None:
             raise AuthenticationError(
                 "missing or wrong API key: send the header Authorization: Bearer YOUR_KEY"
             )
+        return caller
+
+
+def _read_caller(words: Sequence[str], number: int) -> Caller:
+    """What the words after a key say. A word is never shown: it may be part of a key."""
+    settings: dict[str, str] = {}
+    for word in words:
+        name, mark, value = word.partition("=")
+        if not mark or name not in ("name", "class", "weight") or name in settings:
+            raise ConfigError(
+                f"line {number}: after the key only class=..., name=... and weight=... may follow, "
+                "each once; a key has no spaces"
+            )
+        settings[name] = value
+    name = settings.get("name", f"key-{number}")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise ConfigError(f"line {number}: name must be 1 to 64 of A-Z a-z 0-9 . _ -")
+    try:
+        weight = float(settings.get("weight", "1"))
+    except ValueError:
+        weight = 0.0
+    if not 0.001 <= weight <= 1000:
+        raise ConfigError(f"line {number}: weight must be a number from 0.001 to 1000")
+    given = settings.get("class")
+    if given is not None and given not in tuple(RequestClass):
+        raise ConfigError(f"line {number}: class must be {' or '.join(RequestClass)}")
+    return Caller(name, weight, None if given is None else RequestClass(given))
 
 
 def _header_bytes(text: str | None) -> bytes:
@@ -150,21 +226,22 @@ def _header_bytes(text: str | None) -> bytes:
 
 
 def load_api_keys(path: Path | None) -> APIKeys:
-    """Read API keys, one per line; blank lines and lines that start with # are skipped.
+    """Read the API keys of a file; see `APIKeys` for its lines.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no key.
+        ConfigError: the file cannot be read, has a wrong line, or holds no key.
     """
     if path is None:
         return APIKeys([])
     try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
+        keys = APIKeys(path.read_text().splitlines())
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"api_keys_file: {path} cannot be read ({_why(exc)})") from exc
-    keys = [line for line in lines if line and not line.startswith("#")]
+    except ConfigError as exc:
+        raise ConfigError(f"api_keys_file: {path}: {exc.message}") from None
     if not keys:
         raise ConfigError(f"api_keys_file: {path} holds no key")
-    return APIKeys(keys)
+    return keys
 
 
 def _why(exc: OSError | UnicodeDecodeError) -> str:

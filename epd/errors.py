@@ -7,6 +7,8 @@
     │   ├── ContextLengthError    400  the prompt is longer than the model's context
     │   └── TooLargeError         413  the request body is over the limit
     ├── AuthenticationError       401  no or wrong key
+    ├── ForbiddenError            403  the key is known, and may not do this
+    ├── RateLimitedError          429  the client sends more than its share; retry later
     ├── OverloadedError           503  no room now; retry later
     ├── NoWorkerError             503  a stage has no live worker
     ├── DeadlineError             504  a stage made no progress in time
@@ -99,6 +101,19 @@ class AuthenticationError(EPDError):
     status = 401
     code = "invalid_api_key"
     error_type = "authentication_error"
+
+
+class ForbiddenError(EPDError):
+    status = 403
+    code = "forbidden"
+    error_type = "permission_error"
+
+
+class RateLimitedError(EPDError):
+    status = 429
+    retryable = True
+    code = "rate_limit_exceeded"
+    error_type = "rate_limit_error"
 
 
 class OverloadedError(EPDError):

@@ -1,4 +1,4 @@
-"""The nouns shared by every part of EPD: stages, ids and worker states."""
+"""The nouns shared by every part of EPD: stages, ids, worker states and classes of requests."""
 
 from __future__ import annotations
 
@@ -33,3 +33,10 @@ class WorkerState(StrEnum):
     GONE = "gone"
     SUSPECT = "suspect"
     LOST = "lost"
+
+
+class RequestClass(StrEnum):
+    """How urgent a request is, the more urgent first."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from epd.auth import (
+    ANONYMOUS,
     TOKEN_VARIABLE,
     APIKeys,
+    Caller,
     ClusterToken,
     default_token_file,
     load_api_keys,
     load_token,
 )
 from epd.errors import AuthenticationError, ConfigError
+from epd.types import RequestClass
 
 SECRET = "a" * 32
 
@@ -169,4 +172,51 @@ def test_a_file_without_keys_does_not_open_the_door(tmp_path: Path) -> None:
         load_api_keys(tmp_path / "nope")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="it is no text"):
+        load_api_keys(path)
+
+
+def test_words_after_a_key_say_who_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(
+        "# team a\n\nsk-old\nsk-a class=batch name=team-a weight=2\n"
+        "  sk-b\tname=team-a weight=2.0 \n"
+    )
+    keys = load_api_keys(path)
+    assert keys.check("Bearer sk-old") == Caller("key-3")
+    assert keys.check("Bearer sk-a") == Caller("team-a", 2.0, RequestClass.BATCH)
+    assert keys.check("Bearer sk-b") == Caller("team-a", 2.0)
+    assert load_api_keys(None).check(None) == ANONYMOUS
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("extra", "after the key only class=..., name=... and weight=... may follow"),
+        ("Name=a", "only class"),
+        ("name=a name=b", "each once"),
+        ("class=urgent", "class must be interactive or batch"),
+        ("class=", "class must be"),
+        ("weight=0", "weight must be a number from 0.001 to 1000"),
+        ("weight=nan", "weight must be"),
+        ("weight=much", "weight must be"),
+        ("name=", "name must be 1 to 64"),
+        ("name=a/b", "name must be"),
+        ("name=twice weight=2", "twice has another weight on an earlier line"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number_only(tmp_path: Path, words: str, message: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"sk-first name=twice\n# no key\nsk-secret-part {words}\n")
+    with pytest.raises(ConfigError, match=f"api_keys_file: .*: line 3: .*{message}") as caught:
+        load_api_keys(path)
+    assert "sk-" not in str(caught.value).replace(str(path), "")
+    assert "extra" not in str(caught.value)
+
+
+def test_a_key_has_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("sk-a\nsk-a\n")
+    assert load_api_keys(path).check("Bearer sk-a") == Caller("key-1")
+    path.write_text("sk-a\nsk-a class=batch\n")
+    with pytest.raises(ConfigError, match="line 2: the key is on an earlier line already"):
         load_api_keys(path)

@@ -12,6 +12,8 @@ from aiohttp import web
 
 from epd.api.errors import error_event
 from epd.api.writing import hang_up
+from epd.auth import Caller
+from epd.coordinator.admission import CLASS_HEADER
 from epd.coordinator.body_budget import BodyShare
 from epd.coordinator.coordinator import Coordinator
 from epd.error_response import REQUEST_ID_HEADER
@@ -91,17 +93,35 @@ class ChatEndpoint:
     """Reads a chat request, has the coordinator answer it, and tells the client how it ended."""
 
     def __init__(
-        self, coordinator: Coordinator, mint: Callable[[], RequestId] = mint_request_id
+        self,
+        coordinator: Coordinator,
+        identify: Callable[[str | None], Caller],
+        mint: Callable[[], RequestId] = mint_request_id,
     ) -> None:
+        """Wire it.
+
+        Args:
+            coordinator: answers.
+            identify: who sends an `Authorization` header that has been let in.
+            mint: gives a new request's id.
+        """
         self._coordinator = coordinator
+        self._identify = identify
         self._mint = mint
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        caller = self._identify(request.headers.get("Authorization"))
         request_id = self._mint()
         record = self._coordinator.log.open(request_id)
         sink = ClientSink(request, request_id)
         try:
-            await self._coordinator.chat(record, partial(read_body, request), sink)
+            await self._coordinator.chat(
+                record,
+                partial(read_body, request),
+                sink,
+                caller=caller,
+                wanted_class=request.headers.get(CLASS_HEADER),
+            )
         except EPDError as exc:
             if not sink.has_started:
                 raise

@@ -21,7 +21,7 @@ from epd.api.errors import Handler, errors_middleware
 from epd.api.internal import InternalEndpoints
 from epd.api.public import PublicEndpoints
 from epd.api.writing import finish_within
-from epd.auth import APIKeys, ClusterToken, load_api_keys, load_token
+from epd.auth import CLUSTER, APIKeys, Caller, ClusterToken, load_api_keys, load_token
 from epd.background import keep_running
 from epd.clock import Clock, SystemClock
 from epd.config import CoordinatorConfig
@@ -84,6 +84,8 @@ async def build_coordinator(
             encode_parts=lambda: coordinator.gateway.num_parts,
             media_cache_bytes=lambda: cache.used_bytes,
             body_bytes=lambda: coordinator.bodies.num_bytes,
+            queue_lengths=coordinator.admission.queue_lengths,
+            backlogs=coordinator.admission.backlogs,
         )
         watches = build_watches(
             config.fleet,
@@ -124,7 +126,9 @@ def build_app(
         ],
         client_max_size=_MAX_MESSAGE_BYTES,
     )
-    chat = ChatEndpoint(coordinator)
+    chat = ChatEndpoint(
+        coordinator, lambda authorization: _check_either(authorization, token, api_keys)
+    )
     public = PublicEndpoints(coordinator)
     internal = InternalEndpoints(coordinator, config, token)
     admin = AdminEndpoints(coordinator, clock)
@@ -217,14 +221,15 @@ def _authentication(token: ClusterToken, api_keys: APIKeys):
     return check
 
 
-def _check_either(authorization: str | None, token: ClusterToken, api_keys: APIKeys) -> None:
+def _check_either(authorization: str | None, token: ClusterToken, api_keys: APIKeys) -> Caller:
     try:
-        api_keys.check(authorization)
+        return api_keys.check(authorization)
     except AuthenticationError as exc:
         try:
             token.check(authorization)
         except AuthenticationError:
             raise exc from None
+        return CLUSTER
 
 
 async def expire_leases(registry: Registry, clock: Clock, heartbeat_s: float) -> None:

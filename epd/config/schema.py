@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from epd.addresses import http_url, parse_host, parse_url
+from epd.config.admission import AdmissionConfig
 from epd.config.failure import BreakerConfig, RetryConfig
 from epd.config.routing import RoutingConfig
 from epd.config.sglang import GPUGroup, SGLangTuning
@@ -167,7 +168,7 @@ class CoordinatorConfig(_Section):
     token_file: Path | None = None
     """File of the cluster token; by default one in the user's state folder."""
     api_keys_file: Path | None = None
-    """File of the API keys that clients may present, one a line."""
+    """File of the API keys that clients may present, one a line (see docs/admission.md)."""
     allow_anonymous: bool = False
     """Serve clients without an API key on an address that other machines can reach."""
     encoder_slots: int = Field(default=8, ge=1, le=64)
@@ -177,6 +178,7 @@ class CoordinatorConfig(_Section):
     lease: LeaseConfig = LeaseConfig()
     media: MediaConfig = MediaConfig()
     requests: RequestConfig = RequestConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     routing: RoutingConfig = RoutingConfig()
     retry: RetryConfig = RetryConfig()
     breaker: BreakerConfig = BreakerConfig()

@@ -1,6 +1,6 @@
 """The coordinator: one method carries a chat request from bytes in to bytes out.
 
-    admit → validate → resolve media → plan → attempts → end
+    admit → validate → resolve media → plan → wait for its turn → attempts → end
 
 It owns the order of these steps and the release of all they hold; each step's work is elsewhere.
 """
@@ -13,13 +13,15 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import Any
 
-from epd.auth import ClusterToken
+from epd.auth import ANONYMOUS, Caller, ClusterToken
 from epd.background import log_crash
 from epd.clock import Clock
 from epd.config import CoordinatorConfig
+from epd.coordinator.admission import AdmissionGate, Ticket
 from epd.coordinator.attempts import Attempts, Job
 from epd.coordinator.body_budget import BodyBudget, BodyShare
 from epd.coordinator.client import WorkerClient
@@ -41,6 +43,7 @@ from epd.wire import ModelCard, Span, WorkerReport
 logger = logging.getLogger(__name__)
 
 _ABORT_GRACE_S = 5.0
+_MEDIA_GRACE_S = 60.0
 
 ReadBody = Callable[[BodyShare], Awaitable[bytes | bytearray]]
 
@@ -74,7 +77,9 @@ class Coordinator:
         self.registry = registry
         self.metrics = metrics
         self.log = RequestLog(clock)
-        self.media_urls = MediaURLs(base_url, token, clock, ttl_s=config.requests.total_s + 60)
+        self.admission = AdmissionGate(config, clock=clock, registry=registry, metrics=metrics)
+        media_ttl_s = config.requests.total_s + _MEDIA_GRACE_S
+        self.media_urls = MediaURLs(base_url, token, clock, ttl_s=media_ttl_s)
         self.gateway = EncodeGateway(
             registry,
             client,
@@ -100,7 +105,7 @@ class Coordinator:
             gateway=self.gateway,
             pairs=self.pairs,
             metrics=metrics,
-            num_in_flight=lambda: self._num_in_flight,
+            num_in_flight=lambda: self.admission.scheduler.num_given,
             mint_room=mint_room,
             in_background=self._in_background,
         )
@@ -130,7 +135,15 @@ class Coordinator:
         """Whether this process is about to end and takes no new requests."""
         return self._is_draining
 
-    async def chat(self, record: RequestRecord, read_body: ReadBody, sink: Sink) -> None:
+    async def chat(
+        self,
+        record: RequestRecord,
+        read_body: ReadBody,
+        sink: Sink,
+        *,
+        caller: Caller = ANONYMOUS,
+        wanted_class: str | None = None,
+    ) -> None:
         """Answer one chat request; `record` ends finished, failed or aborted.
 
         Args:
@@ -139,14 +152,16 @@ class Coordinator:
                 is given; called once the request is admitted, so that requests over the limit cost
                 no memory.
             sink: takes the answer.
+            caller: who sends the request.
+            wanted_class: the class that it asks for, if it does.
 
         Raises:
             EPDError: why it failed; the caller tells the client.
             CancelledError: the client left.
         """
         try:
-            with self._admit():
-                await self._carry_out(record, read_body, sink)
+            with self._admit(record, caller, wanted_class) as ticket:
+                await self._carry_out(record, ticket, read_body, sink)
         except EPDError as exc:
             exc.request_id = record.request_id
             is_aborted = isinstance(exc, AbortedError)
@@ -166,31 +181,33 @@ class Coordinator:
             self._end(record, RequestState.FINISHED, 200)
 
     @contextlib.contextmanager
-    def _admit(self) -> Generator[None]:
+    def _admit(
+        self, record: RequestRecord, caller: Caller, wanted_class: str | None
+    ) -> Generator[Ticket]:
         if self._is_draining:
             raise OverloadedError("the coordinator is shutting down; retry", retry_after_s=5.0)
-        limit = self._config.requests.max_in_flight
-        if self._num_in_flight >= limit:
-            raise OverloadedError(
-                f"{limit} requests are in flight already; retry shortly", retry_after_s=1.0
-            )
-        self._num_in_flight += 1
-        self._idle.clear()
-        self.metrics.in_flight.inc()
-        try:
-            yield
-        finally:
-            self._num_in_flight -= 1
-            self.metrics.in_flight.dec()
-            if not self._num_in_flight:
-                self._idle.set()
+        with self.admission.entered(record, caller, wanted_class) as ticket:
+            self._num_in_flight += 1
+            self._idle.clear()
+            self.metrics.in_flight.inc()
+            try:
+                yield ticket
+            finally:
+                self._num_in_flight -= 1
+                self.metrics.in_flight.dec()
+                if not self._num_in_flight:
+                    self._idle.set()
 
-    async def _carry_out(self, record: RequestRecord, read_body: ReadBody, sink: Sink) -> None:
+    async def _carry_out(
+        self, record: RequestRecord, ticket: Ticket, read_body: ReadBody, sink: Sink
+    ) -> None:
         with ExitStack() as held:
             share = held.enter_context(self.bodies.share())
             # What was read, perhaps megabytes of base64, is dropped after this line.
             job = await self._plan(record, await RequestBody.read(await read_body(share)), held)
             share.keep(len(job.body.document))
+            work = self.pairs.work(job.model_id, job.blocks, job.image_tokens, job.max_new_tokens)
+            await self.admission.turn(ticket, record, work, record.num_images)
             await self.attempts.run(record, job, sink)
 
     async def _plan(self, record: RequestRecord, body: RequestBody, held: ExitStack) -> Job:
@@ -205,9 +222,10 @@ class Coordinator:
         record.num_image_tokens = sum(tokens[item.content_hash] for item in items)
         self.metrics.image_tokens.inc(record.num_image_tokens)
         hashes = [item.content_hash for item in items]
+        media_ttl_s = (record.limits or self._config.requests).total_s + _MEDIA_GRACE_S
         return Job(
             card.model_id,
-            await body.for_workers(items, self.media_urls.sign),
+            await body.for_workers(items, partial(self.media_urls.sign, ttl_s=media_ttl_s)),
             is_stream=body.request.stream,
             max_new_tokens=body.request.max_new_tokens,
             blocks=prompt_blocks(body.request, hashes, tokens),

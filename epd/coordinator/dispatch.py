@@ -34,6 +34,7 @@ from epd.errors import (
     leaves,
 )
 from epd.pools.registry import Worker
+from epd.types import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Dispatch:
         Args:
             client: reaches the workers.
             clock: measures deadlines.
-            limits: the deadlines.
+            limits: the deadlines, unless the record has those of its class.
             record: the request's.
             pair: who does the work.
             is_stream: whether the client wants server-sent events.
@@ -113,7 +114,7 @@ class Dispatch:
         """
         self._client = client
         self._clock = clock
-        self._limits = limits
+        self._limits = record.limits or limits
         self._record = record
         self.pair = pair
         self._is_stream = is_stream
@@ -254,6 +255,7 @@ class Dispatch:
         if not self._handed_over.is_set():
             self._handed_over.set()
             self._on_hand_over()
+            self._record.on_stage_done(Stage.PREFILL, 0)
             self._progress_s = self._clock.monotonic()
             self._awaited = "the next token did not come"
             self._deadline_moved.set()

@@ -30,7 +30,7 @@ from epd.errors import BadRequestError, DeadlineError, EPDError, NoWorkerError, 
 from epd.pools.registry import Registry, Worker
 from epd.pools.router import Router
 from epd.pools.routing import Place
-from epd.types import RequestId
+from epd.types import RequestId, Stage
 from epd.waiting import unless
 from epd.wire import EncodeRequest, MetadataRequest, ReceiverRequest, SendRequest, parse, rid_of
 
@@ -201,6 +201,7 @@ class EncodeGateway:
                     self._registry.succeeded(worker)
                     flight.record.encoded_s = self._clock.monotonic()
                     self.placement.remember(flight.record.model_id, part, worker)
+                    flight.record.on_stage_done(Stage.ENCODE, part.num_images)
                     return answer
                 assert failure is not None, "a part that was tried so often has failed"
                 raise failure

@@ -20,7 +20,8 @@ from epd.wire import EncodeRequest
 
 T = TypeVar("T")
 
-_UNCOUNTED_TOKENS = 256
+UNCOUNTED_TOKENS = 256
+"""Guessed of images whose tokens are not known."""
 
 
 class Part:
@@ -72,7 +73,13 @@ class Part:
     def num_tokens(self) -> int:
         """Image tokens of the part; a guess for images of a family that EPD cannot count."""
         counted = sum(self._tokens_by_hash.get(content_hash, 0) for content_hash in self.key)
-        return counted or _UNCOUNTED_TOKENS
+        return counted or UNCOUNTED_TOKENS
+
+    @property
+    def num_images(self) -> int:
+        """Images of the part."""
+        assert self.request is not None, "only a part that was asked for has content"
+        return len(self.request.mm_items)
 
     @property
     def worker(self) -> Worker | None:

@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
-from epd.coordinator.encode_part import Part
+from epd.coordinator.encode_part import UNCOUNTED_TOKENS, Part
 from epd.coordinator.lifecycle import Placement
 from epd.errors import NoWorkerError
 from epd.pools.registry import Registry, Worker
@@ -129,6 +129,14 @@ class EncodePlacement:
             places = frozenset(worker.place for worker in holders if worker in ready) or anywhere
             tokens[places] = tokens.get(places, 0) + num_tokens
         return [HandOff(num_tokens, places) for places, num_tokens in tokens.items()]
+
+    def uncached_tokens(self, model_id: str, image_tokens: Mapping[str, int]) -> int:
+        """Image tokens, by content hash, of those images that no live worker has encoded."""
+        return sum(
+            num_tokens or UNCOUNTED_TOKENS
+            for content_hash, num_tokens in image_tokens.items()
+            if all(w.lost.is_set() for w in self._holders.get((model_id, (content_hash,)), ()))
+        )
 
     async def _free_worker(self, model_id: str, part: Part) -> tuple[Worker, Choice]:
         is_first_look = True

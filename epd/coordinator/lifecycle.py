@@ -12,13 +12,14 @@ a bug and raises.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from epd.clock import Clock
-from epd.types import RequestId, Stage
+from epd.config import RequestConfig
+from epd.types import RequestClass, RequestId, Stage
 from epd.wire import Span
 
 
@@ -74,6 +75,15 @@ class RequestRecord:
     created_s: float
     """On the monotonic clock, like every other `_s` time of a record."""
     state: RequestState = RequestState.RECEIVED
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    tenant: str = ""
+    """The name of the client's key, never the key."""
+    limits: RequestConfig | None = None
+    """The deadlines of its class, once it is admitted."""
+    on_stage_done: Callable[[Stage, int], None] = lambda stage, num_images: None
+    """Told when encode has done so many of its images, and when prefill has handed over."""
+    waited_s: float | None = None
+    """For its turn, once it had it."""
     status: int | None = None
     """HTTP status, once ended."""
     error_code: str | None = None
@@ -135,6 +145,9 @@ class RequestRecord:
             "status": self.status,
             "error_code": self.error_code,
             "model_id": self.model_id,
+            "request_class": self.request_class.value,
+            "tenant": self.tenant,
+            "waited_s": self.waited_s,
             "num_images": self.num_images,
             "num_image_tokens": self.num_image_tokens,
             "num_prompt_tokens": self.num_prompt_tokens,

@@ -20,9 +20,9 @@ class MediaURLs:
         self._clock = clock
         self._ttl_s = ttl_s
 
-    def sign(self, content_hash: str) -> str:
-        """A URL that gives the bytes with this hash until `ttl_s` from now."""
-        expires = int(self._clock.time() + self._ttl_s)
+    def sign(self, content_hash: str, ttl_s: float | None = None) -> str:
+        """A URL that gives the bytes with this hash for `ttl_s`, or as long as others do."""
+        expires = int(self._clock.time() + (ttl_s or self._ttl_s))
         signature = self._token.sign(_text(content_hash, expires))
         path = f"/internal/media/{content_hash}?expires={expires}&signature={signature}"
         return self._base_url + path

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from epd.config import RoutingConfig
+from epd.coordinator.admission import StageWork
 from epd.coordinator.dispatch import Pair
 from epd.coordinator.encode_placement import EncodePlacement
 from epd.coordinator.lifecycle import Placement
@@ -83,9 +84,7 @@ class PairPlacement:
             hits=self.index.find(blocks),
             hand_offs=[*self._encode.hand_offs(model_id, image_tokens), kv],
         )
-        growth = self._reserved_tokens
-        if max_new_tokens is not None:
-            growth = min(growth, max_new_tokens)
+        growth = self._growth(max_new_tokens)
         decode, second = self._decode.choose(
             decoders,
             Work(num_tokens, growth),
@@ -101,6 +100,25 @@ class PairPlacement:
             prefill_tokens=num_tokens - first.candidate.hit_tokens,
             kv_tokens=num_tokens + growth,
         )
+
+    def work(
+        self,
+        model_id: str,
+        blocks: Sequence[Block],
+        image_tokens: Mapping[str, int],
+        max_new_tokens: int | None,
+    ) -> StageWork:
+        """What a request will ask of the stages, where caches serve it best; see `place`."""
+        num_tokens = sum(block.num_tokens for block in blocks)
+        return StageWork(
+            self._encode.uncached_tokens(model_id, image_tokens),
+            num_tokens - max(self.index.find(blocks).values(), default=0),
+            num_tokens + self._growth(max_new_tokens),
+        )
+
+    def _growth(self, max_new_tokens: int | None) -> int:
+        reserved = self._reserved_tokens
+        return reserved if max_new_tokens is None else min(reserved, max_new_tokens)
 
     def _others(self, stage: Stage, model_id: str, avoid: Collection[Worker]) -> list[Worker]:
         ready = self._registry.ready(stage, model_id)

@@ -69,6 +69,19 @@ class CoordinatorMetrics:
             ["code"],
             registry=registry,
         )
+        self.admission_wait = Histogram(
+            "epd_admission_wait_seconds",
+            "From the time a request was read to its turn, or to its end without one",
+            ["request_class"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.rejected = Counter(
+            "epd_requests_rejected_total",
+            "Requests that got no turn, by reason (queue_full, too_late, displaced, deadline)",
+            ["request_class", "reason"],
+            registry=registry,
+        )
         self.image_tokens = Counter(
             "epd_image_tokens_total", "Image tokens of accepted requests", registry=registry
         )
@@ -81,6 +94,8 @@ class CoordinatorMetrics:
         encode_parts: Callable[[], int],
         media_cache_bytes: Callable[[], int],
         body_bytes: Callable[[], int],
+        queue_lengths: Callable[[], Iterable[tuple[str, int]]],
+        backlogs: Callable[[], Iterable[tuple[str, float]]],
     ) -> None:
         """Add gauges that are read when scraped.
 
@@ -90,10 +105,13 @@ class CoordinatorMetrics:
             encode_parts: image parts placed and not closed.
             media_cache_bytes: bytes held by the media cache.
             body_bytes: bytes of the request bodies that are held.
+            queue_lengths: requests that wait, by class.
+            backlogs: seconds of work by stage.
         """
         self.registry.register(
             _Snapshot(workers, open_breakers, encode_parts, media_cache_bytes, body_bytes)
         )
+        self.registry.register(_AdmissionSnapshot(queue_lengths, backlogs))
 
 
 class _Snapshot(Collector):
@@ -141,3 +159,29 @@ class _Snapshot(Collector):
             "Bytes of request bodies held",
             value=self._body_bytes(),
         )
+
+
+class _AdmissionSnapshot(Collector):
+    def __init__(
+        self,
+        queue_lengths: Callable[[], Iterable[tuple[str, int]]],
+        backlogs: Callable[[], Iterable[tuple[str, float]]],
+    ) -> None:
+        self._queue_lengths = queue_lengths
+        self._backlogs = backlogs
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "epd_admission_queue_length", "Requests that wait", labels=["request_class"]
+        )
+        for name, length in self._queue_lengths():
+            family.add_metric([name], length)
+        yield family
+        family = GaugeMetricFamily(
+            "epd_backlog_in_flight_seconds",
+            "Work given to a stage or waiting for it, at its measured speed; 0 if not measured",
+            labels=["stage"],
+        )
+        for stage, seconds in self._backlogs():
+            family.add_metric([stage], seconds)
+        yield family

@@ -141,6 +141,7 @@ class Deployment:
         """What requests hold now, in the coordinator and on the fake workers; empty when idle."""
         held = {k: v for k, v in (await self.metrics()).items() if "in_flight" in k and v}
         held["running records"] = len(self.coordinator.log._running)
+        held["tickets"] = self.coordinator.admission.scheduler.num_tickets
         held["pinned media bytes"] = self.coordinator.media_cache.pinned_bytes
         for worker in self.coordinator.registry.all():
             held[f"{worker}: requests"] = worker.num_in_flight
