@@ -172,7 +172,8 @@ def from_dict(body: object, status: int) -> EPDError:
     """Rebuild a peer's error from its JSON body, falling back on the HTTP status.
 
     A body that is not OpenAI's error shape (SGLang uses several) still gives an error of the
-    right family: 4xx a `BadRequestError`, anything else a `WorkerError`.
+    right family: 4xx a `BadRequestError`, anything else a `WorkerError`. So does a peer's internal
+    error: to whoever called it, it is a worker that failed.
     """
     detail: Any = body
     if isinstance(body, dict):
@@ -182,7 +183,7 @@ def from_dict(body: object, status: int) -> EPDError:
         message = str(detail.get("message") or detail.get("detail") or detail)
         param, code = detail.get("param"), detail.get("code")
     kind = _tree(EPDError).get(str(code))
-    if kind is None:
+    if kind is None or kind is EPDError:
         kind = BadRequestError if 400 <= status < 500 else WorkerError
     return kind(message, param=param if isinstance(param, str) else None)
 

@@ -16,7 +16,7 @@ class RetryConfig(_Section):
     """A prefill or decode worker that answers nobody for so long while a request waits for its
     first token counts as hung, and the request goes to others."""
     max_attempts: int = Field(default=3, ge=1)
-    """Pairs of workers tried for a request before its first token reaches the client."""
+    """Pairs of workers tried for a request."""
     max_ratio: float = Field(default=0.2, ge=0, le=1)
     """Share of the requests in flight that may be retries of what a living worker failed at."""
     min_at_once: int = Field(default=8, ge=0)

@@ -1,8 +1,9 @@
 """The attempts at one request: each on a pair of workers, until one of them answers.
 
-While nothing of the answer has reached the client, a request whose worker failed is sent to others,
-under a new id and in a new room, so that what the failed attempt left behind cannot meet it. Whose
-fault a failure is decides who is left out the next time:
+A request whose worker failed is sent to others, under a new id and in a new room, so that what the
+failed attempt left behind cannot meet it. Once a part of the answer has reached the client, only
+workers that can continue an answer can take it over. Whose fault a failure is decides who is left
+out the next time:
 
 - A worker that is gone, hangs, or told of an error of its own, is left out.
 - One that only complains of a peer (a hand-off that failed) may itself be at fault: both are left
@@ -19,7 +20,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from epd.clock import Clock
@@ -31,6 +32,7 @@ from epd.coordinator.lifecycle import RequestRecord, RequestState, attempt_id
 from epd.coordinator.pair_placement import PairPlacement, PlacedPair
 from epd.coordinator.request_body import WorkerBody
 from epd.coordinator.retry_budget import RetryBudget
+from epd.coordinator.transcript import Transcript
 from epd.errors import (
     ContextLengthError,
     DeadlineError,
@@ -58,6 +60,8 @@ class Job:
     model_id: str
     body: WorkerBody
     is_stream: bool
+    with_usage: bool
+    """Whether the client wants token counts at the end of a stream."""
     max_new_tokens: int | None
     blocks: Sequence[Block]
     """Its prompt."""
@@ -75,6 +79,43 @@ class _Failure:
     leave_out: Sequence[set[Worker]] = ()
     """Whom to leave out the next time, the best choice first; empty if there is no next time."""
     is_of_the_dead: bool = False
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far one request has come."""
+
+    record: RequestRecord
+    job: Job
+    sink: Sink
+    placed: PlacedPair
+    """Who does the attempt."""
+    number: int = 1
+    """Of the attempt."""
+    left_out: set[Worker] = field(default_factory=set[Worker])
+    transcript: Transcript | None = None
+    """None if the answer is no stream, or its workers cannot continue one."""
+
+    @property
+    def rid(self) -> RequestId:
+        return attempt_id(self.record.request_id, self.number)
+
+    @property
+    def lacks_only_its_end(self) -> bool:
+        """Whether there is nothing left for a worker to do."""
+        return self.transcript is not None and self.transcript.is_finished
+
+    def begin_transcript(self) -> None:
+        """Nothing has reached the client: whether others could go on depends on this attempt."""
+        pair = self.placed.pair
+        can_go_on = pair.prefill.report.can_continue and pair.decode.report.can_continue
+        is_noted = can_go_on and self.job.is_stream
+        self.transcript = Transcript(with_usage=self.job.with_usage) if is_noted else None
+
+    def note_tokens(self) -> None:
+        """Of an answer from several workers, none of them reports the tokens of the whole."""
+        if self.transcript is not None:
+            self.record.num_output_tokens = len(self.transcript.token_ids)
 
 
 class Attempts:
@@ -122,40 +163,30 @@ class Attempts:
             EPDError: why the last attempt failed.
             CancelledError: the client left.
         """
-        placed = self._place(job, set())
-        left_out = set[Worker]()
-        number = 1
+        course = _Course(record, job, sink, self._place(job, set()))
         with ExitStack() as in_budget:
-            while True:
-                rid = attempt_id(record.request_id, number)
-                failure = await self._attempt(rid, record, job, placed, sink, left_out)
-                if failure is None:
-                    return
-                is_over = sink.has_started or self._is_late(record)
-                if is_over or number == self._max_attempts:
+            while (failure := await self._attempt(course)) is not None:
+                if course.lacks_only_its_end and failure.leave_out:
+                    return await _end(course, failure)
+                if self._is_over(course):
                     raise failure.error
-                placed = self._place_again(job, left_out, failure)
+                self._place_again(course, failure)
                 in_budget.close()
                 if not failure.is_of_the_dead:
                     if not self._budget.has_room:
                         raise failure.error
                     in_budget.enter_context(self._budget.running())
-                number += 1
                 self._note_retry(record, failure.error)
 
-    async def _attempt(
-        self,
-        rid: RequestId,
-        record: RequestRecord,
-        job: Job,
-        placed: PlacedPair,
-        sink: Sink,
-        left_out: set[Worker],
-    ) -> _Failure | None:
+    async def _attempt(self, course: _Course) -> _Failure | None:
         """One attempt; returns why it failed, or None."""
+        rid, record, job, placed = course.rid, course.record, course.job, course.placed
         pair = placed.pair
         record.placements += placed.placements
         self._pairs.remember(pair.prefill, job.blocks)
+        if not course.sink.has_started:
+            course.begin_transcript()
+            record.enter(RequestState.DISPATCHED)
         with ExitStack() as held:
             held.enter_context(pair.decode.carrying(placed.kv_tokens))
             # What weighs on the prefill worker until decode has the KV.
@@ -167,21 +198,24 @@ class Attempts:
                 self._limits,
                 record,
                 pair,
+                course.transcript,
                 is_stream=job.is_stream,
                 is_encoding=lambda: self._gateway.is_encoding(rid),
-                has_others=lambda worker: self._has_others(worker, left_out),
+                has_others=lambda worker: self._has_others(worker, course.left_out),
                 on_hand_over=prefill_load.close,
                 hang_s=self._hang_s,
             )
-            body = job.body.of_attempt(rid, self._mint_room(), pair.prefill.report)
-            record.enter(RequestState.DISPATCHED)
+            body = job.body.of_attempt(
+                rid, self._mint_room(), pair.prefill.report, course.transcript
+            )
             with self._in_room(rid, record, pair, job.image_tokens):
                 try:
-                    await dispatch.run(body, sink)
+                    await dispatch.run(body, course.sink)
                 except EPDError as error:
                     return self._judge(rid, dispatch, error)
         for worker in (pair.prefill, pair.decode):
             self._registry.succeeded(worker)
+        course.note_tokens()
         return None
 
     def _judge(self, rid: RequestId, dispatch: Dispatch, error: EPDError) -> _Failure:
@@ -213,14 +247,27 @@ class Attempts:
         _check_context(job.num_image_tokens, placed.pair)
         return placed
 
-    def _place_again(self, job: Job, left_out: set[Worker], failure: _Failure) -> PlacedPair:
-        """Place the next attempt; adds to `left_out`. Raises the failure if there is none."""
+    def _place_again(self, course: _Course, failure: _Failure) -> None:
+        """Place the next attempt, or raise the failure if there is nowhere to."""
+        unable = set[Worker]()
+        if course.sink.has_started:
+            unable = {w for w in self._registry.all() if not w.report.can_continue}
         for workers in failure.leave_out:
             with contextlib.suppress(NoWorkerError):
-                placed = self._place(job, left_out | workers)
-                left_out |= workers
-                return placed
+                course.placed = self._place(course.job, course.left_out | workers | unable)
+                course.left_out |= workers
+                course.number += 1
+                return
         raise failure.error
+
+    def _is_over(self, course: _Course) -> bool:
+        """Whether a failure now is the end."""
+        if course.number == self._max_attempts:
+            return True
+        if course.sink.has_started:
+            return course.transcript is None
+        now_s = self._clock.monotonic()
+        return now_s - course.record.created_s >= self._limits.first_token_s
 
     def _has_others(self, worker: Worker, left_out: set[Worker]) -> bool:
         try:
@@ -228,9 +275,6 @@ class Attempts:
         except NoWorkerError:
             return False
         return not left_out.union([worker]).issuperset(ready)
-
-    def _is_late(self, record: RequestRecord) -> bool:
-        return self._clock.monotonic() - record.created_s >= self._limits.first_token_s
 
     def _note_retry(self, record: RequestRecord, error: EPDError) -> None:
         record.retries.append(error.message)
@@ -255,6 +299,18 @@ class Attempts:
                 holders += [pair.prefill, pair.decode]
             for worker in holders:
                 self._in_background(self._client.abort(worker, rid))
+
+
+async def _end(course: _Course, failure: _Failure) -> None:
+    """Tell the client what follows the finish reason, which it has."""
+    assert course.transcript is not None, "only a noted stream is known to be finished"
+    end = course.transcript.end
+    if end is None:
+        raise failure.error
+    await course.sink.write(end)
+    course.record.is_answered = True
+    course.note_tokens()
+    await course.sink.finish()
 
 
 def _check_context(num_image_tokens: int, pair: Pair) -> None:

@@ -227,6 +227,7 @@ class Coordinator:
             card.model_id,
             await body.for_workers(items, partial(self.media_urls.sign, ttl_s=media_ttl_s)),
             is_stream=body.request.stream,
+            with_usage=body.request.with_usage,
             max_new_tokens=body.request.max_new_tokens,
             blocks=prompt_blocks(body.request, hashes, tokens),
             image_tokens=tokens,

@@ -1,10 +1,12 @@
 """Prefill and decode of one request: both are asked at once, decode's answer is relayed.
 
+The answer may be the rest of one whose beginning the client has from another pair.
+
 The pair lives and dies together until decode has the KV; from then on prefill no longer matters,
-nor decode once its whole answer is here.
-Whatever ends it first wins and the rest is cancelled: an error of either worker, a worker whose
-lease lapses or that hangs, a deadline, or the client leaving. Before a byte has reached the client
-an error is raised and becomes an HTTP status; afterwards it becomes an SSE error event.
+nor decode once its whole answer is here. Whatever ends it first wins and the rest is cancelled: an
+error of either worker, a worker whose lease lapses or that hangs, a deadline, or the client
+leaving. Before a byte has reached the client an error is raised and becomes an HTTP status;
+afterwards it becomes an SSE error event.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from epd.clock import Clock
 from epd.config import RequestConfig
 from epd.coordinator.client import WorkerClient
 from epd.coordinator.lifecycle import RequestRecord, RequestState
+from epd.coordinator.transcript import Transcript
 from epd.errors import (
     AbortedError,
     BadRequestError,
@@ -45,6 +48,7 @@ _EVENT_END = b"\n\n"
 # Neither can be part of a token's text: inside JSON a quote and a line end are escaped.
 _ERROR_EVENT = b'data: {"error"'
 _DONE_EVENT = b"data: [DONE]\n\n"
+_CLIENT_IS_SLOW = "the client did not read"
 
 
 class Sink(Protocol):
@@ -89,6 +93,7 @@ class Dispatch:
         limits: RequestConfig,
         record: RequestRecord,
         pair: Pair,
+        transcript: Transcript | None,
         *,
         is_stream: bool,
         is_encoding: Callable[[], bool],
@@ -104,6 +109,7 @@ class Dispatch:
             limits: the deadlines, unless the record has those of its class.
             record: the request's.
             pair: who does the work.
+            transcript: notes what the client gets, if others could go on with the stream.
             is_stream: whether the client wants server-sent events.
             is_encoding: whether an image of the request is with an encode worker, so that the pair
                 may well wait.
@@ -117,6 +123,7 @@ class Dispatch:
         self._limits = record.limits or limits
         self._record = record
         self.pair = pair
+        self._transcript = transcript
         self._is_stream = is_stream
         self._is_encoding = is_encoding
         self._has_others = has_others
@@ -129,7 +136,9 @@ class Dispatch:
         self._is_received = False  # the answer is all here: decode is no longer needed
         self._deadline_moved = asyncio.Event()  # nearer: progress only puts it off
         self._progress_s = clock.monotonic()
-        self._awaited = "the first token did not come"
+        self._is_streaming = False
+        is_begun = record.first_token_s is not None
+        self._awaited = f"the {'next' if is_begun else 'first'} token did not come"
 
     async def run(self, body: bytes, sink: Sink) -> None:
         """Carry the request out and relay decode's answer to `sink`.
@@ -175,7 +184,9 @@ class Dispatch:
         try:
             with self._told_by_worker(worker):
                 async with await self._client.open(worker, _PATH, body) as response:
-                    await self._client.read(worker, response)
+                    answer = await self._client.read(worker, response)
+                    if self._transcript is not None:
+                        self._transcript.prefill_answer = answer
                     worker.progress_s = self._clock.monotonic()
         except EPDError as error:
             if not self._handed_over.is_set():
@@ -207,7 +218,7 @@ class Dispatch:
     async def _relay_answer(self, answer: bytes, content_type: str, sink: Sink) -> None:
         """Relay a whole answer in pieces, so that a client that reads slowly is seen to read."""
         self._progress_s = self._clock.monotonic()
-        self._awaited = "the client did not read"
+        self._awaited = _CLIENT_IS_SLOW
         self._deadline_moved.set()
         await sink.start(content_type)
         for start in range(0, len(answer), _PIECE_BYTES):
@@ -236,13 +247,10 @@ class Dispatch:
         self._progress_s = self.pair.decode.progress_s = self._clock.monotonic()
         self._is_received = error_at < 0 and events.endswith(_DONE_EVENT)
         if tokens:
-            if not sink.has_started:
-                self._record.first_token_s = self._progress_s
-                self._record.enter(RequestState.STREAMING)
-                self._hand_over()
-                await sink.start("text/event-stream")
-            self._awaited = "the client did not read"
-            await sink.write(tokens)
+            if not self._is_streaming:
+                await self._begin_stream(sink)
+            self._awaited = _CLIENT_IS_SLOW
+            await sink.write(self._transcript.note(tokens) if self._transcript else tokens)
             self._progress_s = self._clock.monotonic()
             self._awaited = "the next token did not come"
         if error_at >= 0:
@@ -250,6 +258,14 @@ class Dispatch:
         if self._is_received:
             self._record.is_answered = True
             await sink.finish()
+
+    async def _begin_stream(self, sink: Sink) -> None:
+        self._is_streaming = True
+        self._hand_over()
+        if not sink.has_started:
+            self._record.first_token_s = self._progress_s
+            self._record.enter(RequestState.STREAMING)
+            await sink.start("text/event-stream")
 
     def _hand_over(self) -> None:
         if not self._handed_over.is_set():
@@ -280,7 +296,7 @@ class Dispatch:
         """Seconds until the next deadline; raises DeadlineError if one has passed."""
         limits, record = self._limits, self._record
         deadlines = [(record.created_s + limits.total_s, "it was not done", limits.total_s)]
-        if not self._handed_over.is_set():
+        if not self._handed_over.is_set() and record.first_token_s is None:
             first_token_s = limits.first_token_s
             deadlines.append((record.created_s + first_token_s, self._awaited, first_token_s))
         elif self._is_stream or self._is_received:
@@ -293,11 +309,12 @@ class Dispatch:
         return remaining_s
 
     def _awaited_workers(self) -> list[Worker]:
-        """Of whom a sign of life is due: who has yet to do its part before the first token."""
+        """Of whom a sign of life is due, lest the request goes to others, if it can."""
         if not self._handed_over.is_set():
             return [self.pair.prefill, self.pair.decode]
-        # A whole answer may take its time; its first token is not seen.
-        is_due = self._is_stream and self._record.first_token_s is None
+        can_go_on = self._transcript is not None and self._awaited != _CLIENT_IS_SLOW
+        # A whole answer may take its time; its tokens are not seen.
+        is_due = self._is_stream and (not self._is_streaming or can_go_on)
         return [self.pair.decode] if is_due else []
 
     def _until_hang_s(self) -> float:

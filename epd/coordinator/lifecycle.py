@@ -199,6 +199,6 @@ class RequestLog:
                 continue
             record.spans.append((worker_id, span))
             if span.name == "prefill":
-                record.num_prompt_tokens = span.num_tokens
+                record.num_prompt_tokens = record.num_prompt_tokens or span.num_tokens
             elif span.name == "decode":
-                record.num_output_tokens = span.num_tokens
+                record.num_output_tokens = record.num_output_tokens or span.num_tokens

@@ -15,6 +15,7 @@ from typing import Any
 from yarl import URL
 
 import encoders
+from epd.coordinator.transcript import Transcript
 from epd.errors import BadRequestError
 from epd.media import MediaItem
 from epd.types import RequestId, Room
@@ -100,13 +101,20 @@ class WorkerBody:
     document: bytes
     """A JSON object with at least one field, and none of `COORDINATOR_FIELDS`."""
 
-    def of_attempt(self, rid: RequestId, room: Room, prefill: WorkerReport) -> bytes:
+    def of_attempt(
+        self,
+        rid: RequestId,
+        room: Room,
+        prefill: WorkerReport,
+        transcript: Transcript | None = None,
+    ) -> bytes:
         """The body of one attempt.
 
         Args:
             rid: the attempt's id.
             room: where the two workers meet.
             prefill: the worker that holds the room.
+            transcript: what the client has of the answer, if others may have to go on with it.
         """
         fields = {
             "rid": rid,
@@ -114,6 +122,7 @@ class WorkerBody:
             # Without brackets, if it is an IPv6 address: whoever adds the port adds them.
             "bootstrap_host": URL(prefill.url).host,
             "bootstrap_port": prefill.bootstrap_port,
+            **(transcript.fields if transcript else {}),
         }
         return b"".join((self.document[:-1], b", ", json.dumps(fields).encode()[1:]))
 

@@ -41,6 +41,8 @@ class WorkerStatus(_Answer):
     state: str
     is_left_alone: bool = False
     """Its circuit breaker is open: it kept failing, and gets no work for a while."""
+    can_continue: bool = False
+    """Whether it can go on with an answer that another worker began."""
     url: str
     pid: int | None = None
     age_s: float

@@ -155,6 +155,11 @@ class ChatRequest(_Open):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def generated_token_ids(self) -> list[int]:
         """The tokens of the answer to continue from; none of an answer that begins."""
         return self.continue_from.token_ids if self.continue_from is not None else []

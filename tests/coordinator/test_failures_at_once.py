@@ -74,6 +74,7 @@ async def run(prefill: BaseException, decode: BaseException) -> None:
         RequestConfig(),
         RequestRecord(RequestId("r"), created_unix_s=0, created_s=1000),
         Pair(worker(Stage.PREFILL), worker(Stage.DECODE)),
+        None,
         is_stream=True,
         is_encoding=lambda: False,
         has_others=lambda worker: True,

@@ -87,8 +87,7 @@ class AnswerEvents:
         self._token_ids = token_ids if chat.return_token_ids else None
         self._num_told = len(chat.generated_token_ids)
         self._is_continued = chat.continue_from is not None
-        options = chat.stream_options
-        self._with_usage = options is not None and options.include_usage
+        self._with_usage = chat.with_usage
 
     def begin(self) -> bytes:
         """The chunk that names the role."""

@@ -153,7 +153,7 @@ async def test_faults_are_given_and_cleared_over_http() -> None:
         fault = {"kind": "error", "call": "/v1/chat/completions"}
         async with session.post(url, json=fault, headers=TOKEN.headers) as response:
             assert (await response.json())["faults"] == [fault]
-        assert await status(sim) == 500
+        assert await status(sim) == 502
         async with session.delete(url, headers=TOKEN.headers) as response:
             assert await response.json() == {"faults": [], "num_struck": 1}
         assert await status(sim) == 200
