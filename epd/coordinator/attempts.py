@@ -191,7 +191,12 @@ class Attempts:
             held.enter_context(pair.decode.carrying(placed.kv_tokens))
             # What weighs on the prefill worker until decode has the KV.
             prefill_load = held.enter_context(ExitStack())
-            prefill_load.enter_context(pair.prefill.carrying(placed.prefill_tokens))
+            prefilling = prefill_load.enter_context(pair.prefill.carrying(placed.prefill_tokens))
+
+            def hand_over() -> None:
+                prefilling.is_done = True
+                prefill_load.close()
+
             dispatch = Dispatch(
                 self._client,
                 self._clock,
@@ -202,7 +207,7 @@ class Attempts:
                 is_stream=job.is_stream,
                 is_encoding=lambda: self._gateway.is_encoding(rid),
                 has_others=lambda worker: self._has_others(worker, course.left_out),
-                on_hand_over=prefill_load.close,
+                on_hand_over=hand_over,
                 hang_s=self._hang_s,
             )
             body = job.body.of_attempt(

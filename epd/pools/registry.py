@@ -15,10 +15,11 @@ from contextlib import contextmanager
 
 from yarl import URL
 
-from epd.clock import Clock
+from epd.clock import Clock, SystemClock
 from epd.config import BreakerConfig
 from epd.errors import BadRequestError, NoWorkerError, UnknownModelError, WorkerError
 from epd.pools.breaker import Breaker
+from epd.pools.progress import Piece, Progress
 from epd.pools.routing import Place, place_of
 from epd.types import Stage, WorkerId, WorkerState
 from epd.wire import ModelCard, WorkerReport
@@ -31,12 +32,20 @@ _FORGET_AFTER_S = 600.0
 class Worker:
     """One life of one worker process: a worker id and an epoch."""
 
-    def __init__(self, report: WorkerReport, now_s: float, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self,
+        report: WorkerReport,
+        now_s: float,
+        breaker: Breaker | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.worker_id = WorkerId(report.worker_id)
         self.report = report
         self.state = report.state
         self.seen_s = now_s
         self.breaker = breaker or Breaker()
+        self._clock = clock or SystemClock()
+        self._progress = Progress()
         self.lost = asyncio.Event()
         """Set once this life is over; whoever waits on the worker stops waiting."""
         self.fate = "is lost"
@@ -72,15 +81,31 @@ class Worker:
         """The error for whoever still needed this life of the worker."""
         return WorkerError(f"{self} {self.fate}")
 
+    @property
+    def done_tokens(self) -> int:
+        """Of the tokens in flight, those that must be computed by now.
+
+        0 where several are computed at once, or stay: in encode and decode.
+        """
+        if self.stage is not Stage.PREFILL:
+            return 0
+        return self._progress.done_tokens(self._clock.monotonic())
+
     @contextmanager
-    def carrying(self, tokens: int) -> Generator[None]:
-        """Count a request of `tokens` tokens as in flight here while the block runs."""
+    def carrying(self, tokens: int) -> Generator[Piece]:
+        """Count a request of `tokens` tokens as in flight here while the block runs.
+
+        Say by `is_done` of what is given if the worker has done what it should, so that its speed
+        is known.
+        """
         self.num_in_flight += 1
         self.num_placed += 1
         self.tokens_in_flight += tokens
+        piece = self._progress.begin(tokens, self._clock.monotonic())
         try:
-            yield
+            yield piece
         finally:
+            self._progress.end(piece, self._clock.monotonic())
             self.num_in_flight -= 1
             self.tokens_in_flight -= tokens
 
@@ -129,7 +154,9 @@ class Registry:
             if report.state is WorkerState.GONE:
                 self._workers.pop(worker_id, None)
                 return
-            known = self._workers[worker_id] = Worker(report, now_s, Breaker(self._breaker))
+            known = self._workers[worker_id] = Worker(
+                report, now_s, Breaker(self._breaker), self._clock
+            )
             self._log(known, f"{known} joined ({report.engine}, {report.url})")
         known.seen_s = now_s
         known.report = report

@@ -85,4 +85,5 @@ def _candidate(worker: Worker, hit_tokens: int, link_tokens: float) -> Candidate
         load.num_running_reqs + load.num_waiting_reqs,
         load.num_used_tokens,
         load.max_total_num_tokens,
+        worker.done_tokens,
     )

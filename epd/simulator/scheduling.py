@@ -7,7 +7,7 @@ simulated time. This file only does what `attempts.py` and `encode_gateway.py` d
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -91,8 +91,13 @@ class CoordinatorScheduler:
         pair = placed.pair
         self.pairs.remember(pair.prefill, request.blocks)
         with pair.decode.carrying(placed.kv_tokens), ExitStack() as prefill_load:
-            prefill_load.enter_context(pair.prefill.carrying(placed.prefill_tokens))
-            yield _CoordinatorSeat(self._fleet, self.images, request, pair, prefill_load)
+            prefilling = prefill_load.enter_context(pair.prefill.carrying(placed.prefill_tokens))
+
+            def hand_over() -> None:
+                prefilling.is_done = True
+                prefill_load.close()
+
+            yield _CoordinatorSeat(self._fleet, self.images, request, pair, hand_over)
 
 
 class _CoordinatorSeat:
@@ -104,12 +109,12 @@ class _CoordinatorSeat:
         placement: EncodePlacement,
         request: SimRequest,
         pair: Pair,
-        prefill_load: ExitStack,
+        hand_over: Callable[[], None],
     ) -> None:
         self._fleet = fleet
         self._placement = placement
         self._pair = pair
-        self._prefill_load = prefill_load
+        self._hand_over = hand_over
         self._parts = [
             _part(request, index, pair.prefill.place) for index in range(len(request.images))
         ]
@@ -136,7 +141,7 @@ class _CoordinatorSeat:
         return self._fleet.decode.of(self._pair.decode)
 
     def handed_over(self) -> None:
-        self._prefill_load.close()
+        self._hand_over()
 
 
 def _part(request: SimRequest, index: int, receiver: Place) -> Part:

@@ -280,3 +280,19 @@ def test_carrying_is_counted_back_when_the_request_fails(registry: Registry) -> 
         assert (worker.num_in_flight, worker.tokens_in_flight) == (1, 7)
         raise ValueError("x")
     assert (worker.num_in_flight, worker.tokens_in_flight, worker.num_placed) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_only_a_prefill_worker_is_thought_to_get_on_with_its_oldest_request(
+    stage: Stage, registry: Registry, clock: FakeClock
+) -> None:
+    registry.report(report(stage=stage))
+    worker = only(registry)
+    with worker.carrying(400) as piece:
+        clock.advance(2.0)
+        piece.is_done = True
+    with worker.carrying(1000), worker.carrying(1000):
+        clock.advance(3.0)
+        assert worker.tokens_in_flight == 2000
+        assert worker.done_tokens == (600 if stage is Stage.PREFILL else 0)
+    assert (worker.tokens_in_flight, worker.done_tokens) == (0, 0)

@@ -52,7 +52,7 @@ def test_every_request_ends_once_and_nothing_is_left(
         request.request_id for request in requests
     )
     for served in run.served:
-        assert served.arrival_s == pytest.approx(served.request.arrival_s)
+        assert served.arrival_s == pytest.approx(served.request.arrival_s, abs=1e-8)
         assert served.arrival_s < served.first_token_s <= served.end_s
         assert (served.first_token_s < served.end_s) == (served.request.num_output_tokens > 1)
 

@@ -31,6 +31,8 @@ class Candidate(NamedTuple):
     """KV tokens it reported to hold."""
     max_total_num_tokens: int = 0
     """KV tokens it has room for; 0 if it did not say."""
+    done_tokens: int = 0
+    """Prefill: of the tokens in flight, those it must have computed by now, as it does prompts."""
 
 
 @dataclass(frozen=True, slots=True)

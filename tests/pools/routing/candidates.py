@@ -34,6 +34,7 @@ pools = st.lists(
         num_running=_counts,
         num_used_tokens=_tokens,
         max_total_num_tokens=st.sampled_from([0, 1000, 10_000]),
+        done_tokens=st.sampled_from([0, 0, 50]),
     ),
     min_size=1,
     max_size=8,

@@ -33,6 +33,16 @@ def test_without_a_known_prefix_the_shortest_backlog_wins() -> None:
     assert choose(pool).worker_id == "b"
 
 
+def test_what_must_be_computed_by_now_is_no_backlog() -> None:
+    pool = [
+        Candidate("begun", tokens_in_flight=1000, done_tokens=600),
+        Candidate("fresh", tokens_in_flight=500),
+    ]
+    choice = choose(pool)
+    assert choice.worker_id == "begun"
+    assert choice.reason.endswith("400 tokens ahead")
+
+
 def test_a_link_outweighs_as_much_prefix_as_it_costs() -> None:
     far = Candidate("far", link_tokens=100.0)
     for hit_tokens, expected in ((99, "near"), (101, "far")):
@@ -44,5 +54,8 @@ def test_a_link_outweighs_as_much_prefix_as_it_costs() -> None:
 @given(pools)
 def test_nobody_would_be_done_earlier(found: list[Candidate]) -> None:
     choice = choose(found)
-    left = {c.worker_id: 1000 - c.hit_tokens + c.tokens_in_flight + c.link_tokens for c in found}
+    left = {
+        c.worker_id: 1000 - c.hit_tokens + c.tokens_in_flight - c.done_tokens + c.link_tokens
+        for c in found
+    }
     assert left[choice.worker_id] == min(left.values())
