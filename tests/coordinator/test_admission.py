@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -189,6 +190,37 @@ async def test_a_waiting_batch_request_makes_way_for_an_interactive_one() -> Non
         assert hold is not None
         hold.set()
         assert (await first).status == 200
+
+
+@pytest.mark.parametrize(("key_name", "status"), [("plain", 429), ("inter", 503)])
+async def test_what_cannot_be_in_time_is_refused_at_once(key_name: str, status: int) -> None:
+    admission = {"interactive": {"ttft_target_s": 10.0}}
+    async with deployed(api_keys=APIKeys(KEYS), admission=admission) as d:
+        body = chat_body()
+        body["messages"][0]["content"] = "word " * 100  # 125 tokens, as they are counted
+        async with one_held(d, lambda d: d.send(body, key("plain"))):
+            (pools,) = d.coordinator.admission._pools.values()
+            meter = pools.meters[Stage.PREFILL]
+            meter.rate, meter.is_settled = 40.0, True
+            sent = [asyncio.create_task(d.send(body | {"seed": 1}, key("plain")))]
+            await d.fleet.until(lambda: len(d.prefill.received) == 2)
+            # Cached prompts cost nothing, so each of these has another one.
+            for n in range(2):
+                other = json.loads(json.dumps(body).replace("word", f"wor{n}"))
+                sent.append(asyncio.create_task(d.send(other, key("plain"))))
+                await waiting(d, n + 1, RequestClass.INTERACTIVE)
+            last = chat_body()
+            last["messages"][0]["content"] = "last " * 200
+            refused = await d.send(last, key(key_name))
+            assert refused.status == status
+            # At 40 tokens/s: 125 tokens are with the worker, 250 wait and 250 come. For the tenant
+            # `team-b`, of weight 2, only half of what waits goes first: 12.5 s, or 9.4 s alone.
+            assert "the first token would take about" in refused.error["message"]
+            assert refused.headers["Retry-After"] == {429: "6", 503: "3"}[status]
+            metrics = await d.metrics()
+            labels = "[('reason', 'too_late'), ('request_class', 'interactive')]"
+            assert metrics["epd_requests_rejected_total" + labels] == 1
+        assert [(await task).status for task in sent] == [200] * 3
 
 
 async def test_what_waits_when_the_workers_are_gone_is_told_so() -> None:

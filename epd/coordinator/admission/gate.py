@@ -58,6 +58,7 @@ class AdmissionGate:
             request_class: limits_of(config.requests, class_config)
             for request_class, class_config in self.scheduler.classes.items()
         }
+        self._waits = {kind: metrics.admission_wait.labels(kind) for kind in RequestClass}
         self._pools: dict[str, ModelPools] = {}
         self._counted_s: dict[str, float] = {}
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
@@ -83,8 +84,11 @@ class AdmissionGate:
         record.tenant = caller.name
         record.request_class = request_class = class_of(caller, wanted)
         record.limits = self._limits[request_class]
-        with self._counting_refusals(request_class, "queue_full"):
+        try:
             ticket, displaced = self.scheduler.arrive(caller, request_class)
+        except EPDError:
+            self._metrics.rejected.labels(request_class, "queue_full").inc()
+            raise
         if displaced is not None:
             self._displace(*displaced)
         try:
@@ -118,7 +122,7 @@ class AdmissionGate:
                 await self._wait(ticket, record)
         finally:
             record.waited_s = self._clock.monotonic() - now_s
-            self._metrics.admission_wait.labels(ticket.request_class).observe(record.waited_s)
+            self._waits[ticket.request_class].observe(record.waited_s)
 
     def queue_lengths(self) -> list[tuple[str, int]]:
         """Requests that wait, by class."""

@@ -25,6 +25,15 @@ def full_house(max_in_flight: int, backlog_s: float | None) -> OverloadedError:
     )
 
 
+def full_share(num: int, backlog_s: float | None) -> RateLimitedError:
+    """A tenant has most of all places, and the last ones are for others."""
+    return RateLimitedError(
+        f"{num} of your requests are in flight, more than half of what is served at once: have "
+        "fewer in flight, and retry after the time in Retry-After",
+        retry_after_s=retry_after_s(backlog_s),
+    )
+
+
 def full_queue(
     request_class: RequestClass, num: int, backlog_s: float | None, *, is_own_load: bool
 ) -> EPDError:

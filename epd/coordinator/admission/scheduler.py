@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 from itertools import count
 
-from epd.auth import Caller
+from epd.auth import ANONYMOUS, Caller
 from epd.config import AdmissionConfig, ClassConfig, RequestConfig
 from epd.coordinator.admission.estimate import estimate_wait
 from epd.coordinator.admission.fair_queue import FairQueue
@@ -19,6 +20,7 @@ from epd.coordinator.admission.model_pools import ModelPools
 from epd.coordinator.admission.refusal import (
     full_house,
     full_queue,
+    full_share,
     hopeless,
     made_way,
     made_way_for_interactive,
@@ -27,6 +29,8 @@ from epd.coordinator.admission.stage_meter import StageMeter
 from epd.coordinator.admission.ticket import Lane, StageWork, Ticket, TicketState
 from epd.errors import EPDError
 from epd.types import RequestClass, Stage
+
+_KEPT_PART = 16
 
 
 class Scheduler:
@@ -44,19 +48,14 @@ class Scheduler:
         }
         self.queues = {request_class: FairQueue() for request_class in RequestClass}
         self.num_preparing = dict.fromkeys(RequestClass, 0)
+        self.num_waiting = 0
         self.num_given = 0
+        self.num_tickets = 0
+        """Of requests that have not ended."""
+        self._num_by_tenant = Counter[str]()
         self._max_in_flight = requests.max_in_flight
         self._numbers = count()
         self._held: set[StageMeter] = set()
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(len(queue) for queue in self.queues.values())
-
-    @property
-    def num_tickets(self) -> int:
-        """Of requests that have not ended."""
-        return sum(self.num_preparing.values()) + self.num_waiting + self.num_given
 
     def arrive(
         self, caller: Caller, request_class: RequestClass
@@ -72,6 +71,8 @@ class Scheduler:
         """
         displaced = self._make_room(caller, request_class)
         self.num_preparing[request_class] += 1
+        self.num_tickets += 1
+        self._num_by_tenant[caller.name] += 1
         return Ticket(caller, request_class, next(self._numbers)), displaced
 
     def ask(self, now_s: float, ticket: Ticket, pools: ModelPools, work: StageWork) -> list[Ticket]:
@@ -90,6 +91,7 @@ class Scheduler:
         ticket.enter(TicketState.WAITING)
         self.num_preparing[ticket.request_class] -= 1
         self.queues[ticket.request_class].push(ticket)
+        self.num_waiting += 1
         return self.advance(now_s)
 
     def refuse_late(self, ticket: Ticket, remaining_s: float) -> None:
@@ -126,12 +128,14 @@ class Scheduler:
             while ticket.held:
                 self._leave_stage(now_s, ticket, is_done=False)
             self.num_given -= 1
-        ticket.enter(TicketState.ENDED)
+        self._forget(ticket)
 
     def advance(self, now_s: float) -> list[Ticket]:
         """Give all that have room now, in order; called whenever something may have changed."""
         given: list[Ticket] = []
         held: dict[StageMeter, RequestClass] = {}
+        if not (self.num_waiting or self._held):
+            return given
         for request_class, queue in self.queues.items():
             reserved = self._reserved_from(request_class)
             full: set[_Pool] = set()
@@ -164,7 +168,7 @@ class Scheduler:
         queue = self.queues[request_class]
         num = self.num_preparing[request_class] + len(queue)
         is_queue_full = num >= self.classes[request_class].max_queue
-        if not is_queue_full and self.num_tickets < self._max_in_flight:
+        if not is_queue_full and self.num_tickets < self._max_in_flight - self._num_kept(caller):
             return None
         batch = self.queues[RequestClass.BATCH].newest_of_heaviest()
         if batch and not is_queue_full and request_class is RequestClass.INTERACTIVE:
@@ -174,9 +178,20 @@ class Scheduler:
         num_own = queue.num_of(caller)
         if heaviest and heaviest[1] > (num_own + 1) / caller.weight:
             return self._drop(heaviest[0]), made_way(heaviest[0], backlog_s)
+        if not is_queue_full and self.num_tickets < self._max_in_flight:
+            raise full_share(self._num_by_tenant[caller.name], backlog_s)
         if is_queue_full:
             raise full_queue(request_class, num, backlog_s, is_own_load=num_own > 0)
         raise full_house(self._max_in_flight, backlog_s)
+
+    def _num_kept(self, caller: Caller) -> int:
+        """Places kept from a tenant that has more than half of them, for others.
+
+        Its requests may be with the workers already, where they cannot make way.
+        """
+        if caller is ANONYMOUS or 2 * self._num_by_tenant[caller.name] <= self._max_in_flight:
+            return 0
+        return self._max_in_flight // _KEPT_PART
 
     def _reserved_from(self, request_class: RequestClass) -> set[_Pool]:
         """Pools that batch gets nothing of, as interactive requests wait for their model."""
@@ -199,6 +214,7 @@ class Scheduler:
         queue.charge(ticket.caller, pools.cost_s(ticket.work))
         if ticket.state is TicketState.WAITING:
             queue.remove(ticket)
+            self.num_waiting -= 1
         else:
             self.num_preparing[ticket.request_class] -= 1
         ticket.enter(TicketState.GIVEN)
@@ -224,8 +240,14 @@ class Scheduler:
     def _drop(self, ticket: Ticket) -> Ticket:
         """A ticket that waits does so no more, and has ended."""
         self.queues[ticket.request_class].remove(ticket)
-        ticket.enter(TicketState.ENDED)
+        self.num_waiting -= 1
+        self._forget(ticket)
         return ticket
+
+    def _forget(self, ticket: Ticket) -> None:
+        ticket.enter(TicketState.ENDED)
+        self.num_tickets -= 1
+        self._num_by_tenant[ticket.caller.name] -= 1
 
     def _hold(self, now_s: float, held: Mapping[StageMeter, RequestClass]) -> None:
         """Tell the meters for which of them requests are held back."""

@@ -1,9 +1,9 @@
 """Tenants have shares by work, not by requests; a flood of one starves nobody."""
 
-from epd.auth import Caller
+from epd.auth import ANONYMOUS, Caller
 from epd.config import AdmissionConfig, InteractiveConfig, RequestConfig
 from epd.coordinator.admission import StageWork
-from epd.errors import RateLimitedError
+from epd.errors import OverloadedError, RateLimitedError
 from epd.types import Stage
 from tests.coordinator.admission.simulated import Request, SimulatedFleet
 
@@ -92,11 +92,28 @@ def test_a_full_queue_makes_room_for_who_has_less_than_a_share() -> None:
 
 def test_where_all_places_are_taken_the_heaviest_gives_way_too() -> None:
     fleet = busy_fleet(requests=RequestConfig(max_in_flight=50))
-    theirs = flood(fleet, FLOODER, 50, SMALL)
+    theirs = flood(fleet, FLOODER, 47, SMALL)
     assert not any(r.error for r in theirs)
-    assert fleet.send(SMALL, caller=OTHER).error is None
-    assert [r.error is not None for r in theirs].count(True) == 1
-    assert theirs[-1].error is not None
+    ours = flood(fleet, OTHER, 5, SMALL)
+    assert not any(r.error for r in ours)
+    assert [r.error is not None for r in theirs] == [False] * 45 + [True] * 2
+    assert all(isinstance(r.error, RateLimitedError) for r in theirs[-2:])
+
+
+def test_a_tenant_whose_requests_all_run_leaves_places_to_others() -> None:
+    fleet = SimulatedFleet(workers={Stage.ENCODE: (1, SPEED), Stage.PREFILL: (1, SPEED)})
+    theirs = flood(fleet, FLOODER, 1024, SMALL)  # no speed is known, so none of them waits
+    refused = [r for r in theirs if r.error]
+    assert len(refused) == 1024 // 16
+    assert "more than half of what is served" in str(refused[0].error)
+    assert not any(r.error for r in flood(fleet, OTHER, 64, SMALL))
+    assert fleet.send(SMALL, caller=OTHER).error is not None, "max_in_flight holds"
+
+
+def test_without_keys_one_tenant_may_have_all_places() -> None:
+    fleet = SimulatedFleet(workers={Stage.ENCODE: (1, SPEED), Stage.PREFILL: (1, SPEED)})
+    assert not any(r.error for r in flood(fleet, ANONYMOUS, 1024, SMALL))
+    assert isinstance(fleet.send(SMALL).error, OverloadedError)
 
 
 def test_a_text_request_passes_images_that_wait_for_encode() -> None:
