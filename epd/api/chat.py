@@ -21,6 +21,7 @@ from epd.errors import AbortedError, BadRequestError, EPDError
 from epd.types import RequestId
 
 _BODY_S = 60.0
+_SILENCE_S = 10.0
 _FAREWELL_S = 1.0
 _EVENT_STREAM = "text/event-stream"
 
@@ -136,19 +137,25 @@ async def read_body(request: web.Request, share: BodyShare) -> bytearray:
     Raises:
         TooLargeError: more bytes than allowed.
         OverloadedError: no room for them beside those of other requests.
-        BadRequestError: it came too slowly or cannot be decompressed.
+        BadRequestError: it came too slowly, or stopped coming, or cannot be decompressed.
         AbortedError: the client left.
     """
     share.check(request.content_length or 0)
     body = bytearray()
     try:
-        async with asyncio.timeout(_BODY_S):
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _BODY_S
+        async with asyncio.timeout(_SILENCE_S) as limit:
             with _client_may_leave():
                 async for chunk in request.content.iter_any():
                     share.take(len(chunk))
                     body += chunk
+                    limit.reschedule(min(loop.time() + _SILENCE_S, end_s))
     except TimeoutError:
-        raise BadRequestError(f"the request body did not arrive within {_BODY_S:g} s") from None
+        raise BadRequestError(
+            f"the request body did not arrive within {_BODY_S:g} s, or nothing of it for "
+            f"{_SILENCE_S:g} s"
+        ) from None
     except web.RequestPayloadError as exc:
         raise BadRequestError("the request body cannot be read as it was sent") from exc
     return body

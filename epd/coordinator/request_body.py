@@ -59,9 +59,12 @@ class RequestBody:
         document = load_json(body, is_patient=is_patient)
         for name in sorted(COORDINATOR_FIELDS & document.keys()):
             raise BadRequestError(f"{name} is set by the server: leave it out", param=name)
+        # OpenAI's API takes it as false; SGLang refuses it.
+        if document.get("stream", False) is None:
+            del document["stream"]
         # SGLang 0.5.23 hangs at it in prefill and decode apart, or fails with images.
         if document.get("n") not in (None, 1):
-            raise BadRequestError("n above 1 is not served: send the request n times", param="n")
+            raise BadRequestError("only n = 1 is served: send the request n times", param="n")
         return cls(document, parse_chat_request(document), len(body))
 
     @property

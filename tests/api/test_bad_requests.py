@@ -311,3 +311,26 @@ async def test_reports_of_workers_are_checked(d: Deployment) -> None:
     assert_error(await put(url="nonsense"), 400, "url")
     assert_error(await put(url="http://host/\r\nx"), 400, "url")
     assert_error(await put(url="http://::1:8000"), 400, "url", "http://[fd00::1]:8000")
+
+
+async def test_a_body_that_stops_coming_gives_its_place_up(
+    d: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epd.api.chat._SILENCE_S", 0.2)
+
+    async def slow(pauses_s: list[float]) -> AsyncIterator[bytes]:
+        for pause_s in pauses_s:
+            await asyncio.sleep(pause_s)
+            yield b" "
+
+    answer = await d.request("POST", "/v1/chat/completions", slow([0.0, 2.0]))
+    assert_error(answer, 400, None, "nothing of it for 0.2 s")
+    steady = await d.request("POST", "/v1/chat/completions", slow([0.05] * 10))
+    assert_error(steady, 400, None, "JSON")  # it was read to its end
+
+
+async def test_null_for_stream_is_no_stream() -> None:
+    async with deployed() as d:
+        answer = await d.chat(stream=None)
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+        assert "stream" not in d.decode.bodies("/v1/chat/completions")[0]

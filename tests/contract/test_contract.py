@@ -58,7 +58,7 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
 
 
 def test_more_than_one_answer_is_refused_and_not_left_hanging(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="n above 1"):
+    with pytest.raises(openai.BadRequestError, match="only n = 1"):
         client.chat.completions.create(**request([], n=2))
 
 
